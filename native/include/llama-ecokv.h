@@ -1,0 +1,200 @@
+#pragma once
+
+// ECOKV: keep the KV cache of a llama_context inside a fixed budget
+//
+// words used here:
+//   cell      a slot of the KV cache; rows of K and V of every layer live in it
+//   rank      index of a row of a sequence in cell order, 0 .. n - 1 (what features, plans and kept sets speak in)
+//   position  where a token stands in the text; positions only ever grow, and are never rewritten by an eviction
+//
+// life of an eviction, always between two calls of llama_decode:
+//   llama_ecokv_features  read-only: what the policies need to know of every row
+//   llama_ecokv_plan      pure:      which ranks of every layer and KV head stay
+//   llama_ecokv_apply     the only writer: moves the kept rows to the front, frees the other cells
+//   llama_ecokv_evict     the three in one call
+
+#include "llama.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define LLAMA_ECOKV_ABI_VERSION 1
+
+enum llama_ecokv_status {
+    LLAMA_ECOKV_OK              =  0,
+    LLAMA_ECOKV_ERR_MEMORY      = -1, // the memory of this model is not a plain attention KV cache
+    LLAMA_ECOKV_ERR_MODEL       = -2, // the attention of this model cannot be scored (ALiBi, relative buckets, ...)
+    LLAMA_ECOKV_ERR_STATE       = -3, // not enabled, or nothing to score with (no query in the ring)
+    LLAMA_ECOKV_ERR_PARAM       = -4, // an argument is out of range
+    LLAMA_ECOKV_ERR_BUDGET      = -5, // the budget is below sinks + recents + 1
+    LLAMA_ECOKV_ERR_SHARED      = -6, // the cells belong to several sequences or contexts
+    LLAMA_ECOKV_ERR_NONFINITE   = -7, // a protected token holds NaN or Inf
+    LLAMA_ECOKV_ERR_COMPUTE     = -8, // a backend failed; nothing was changed
+    LLAMA_ECOKV_ERR_CLEARED     = -9, // a backend failed in the middle of an apply; the sequence was cleared
+    LLAMA_ECOKV_ERR_ALLOC       = -10, // out of memory
+};
+
+enum llama_ecokv_policy {
+    LLAMA_ECOKV_POLICY_NONE      = 0,
+    LLAMA_ECOKV_POLICY_ECOKV     = 1,
+    LLAMA_ECOKV_POLICY_SNAPKV    = 2,
+    LLAMA_ECOKV_POLICY_STREAMING = 3,
+    LLAMA_ECOKV_POLICY_RANDOM    = 4,
+    LLAMA_ECOKV_POLICY_COUNT
+};
+
+enum llama_ecokv_compose     { LLAMA_ECOKV_COMPOSE_OR, LLAMA_ECOKV_COMPOSE_SUM, LLAMA_ECOKV_COMPOSE_MAX, LLAMA_ECOKV_COMPOSE_PROD };
+enum llama_ecokv_head_weight { LLAMA_ECOKV_HEAD_BOTH,  LLAMA_ECOKV_HEAD_COS,    LLAMA_ECOKV_HEAD_EUCLID, LLAMA_ECOKV_HEAD_FIXED };
+enum llama_ecokv_value_norm  { LLAMA_ECOKV_VALUE_OFF,  LLAMA_ECOKV_VALUE_ADD,   LLAMA_ECOKV_VALUE_MUL };
+
+// where features and rows are worked on; AUTO takes HOST wherever the cache lies in host memory
+enum llama_ecokv_path { LLAMA_ECOKV_PATH_AUTO, LLAMA_ECOKV_PATH_HOST, LLAMA_ECOKV_PATH_GRAPH };
+
+// of a context
+struct llama_ecokv_params {
+    int32_t n_window;   // queries per sequence that vote
+    int32_t n_rollback; // extra ring slots, so that rolled-back drafts do not shrink the window
+    int32_t path;       // enum llama_ecokv_path
+};
+
+// of one eviction
+struct llama_ecokv_config {
+    int32_t  policy;            // enum llama_ecokv_policy
+    int32_t  budget;            // KV pairs per layer and KV head, sinks and recents included
+    int32_t  n_sink;            // first tokens that always stay
+    int32_t  n_recent;          // last tokens that always stay
+    int32_t  kernel;            // width of the average pooling of the importance, odd
+    int32_t  compose;           // enum llama_ecokv_compose
+    int32_t  head_weight;       // enum llama_ecokv_head_weight
+    int32_t  value_norm;        // enum llama_ecokv_value_norm
+    float    lambda;            // share of the Euclidean distance in the diversity, 0 .. 1
+    float    head_weight_fixed; // with LLAMA_ECOKV_HEAD_FIXED, 0 .. 1
+    uint32_t seed;              // with LLAMA_ECOKV_POLICY_RANDOM
+};
+
+// sizes of the evictable part of the cache (with sliding-window models: the full-attention layers)
+struct llama_ecokv_shape {
+    int32_t n_layer;       // evictable layers
+    int32_t n_layer_other; // layers of the model whose cache is bounded already (sliding window) and is left alone
+    int32_t n_head_kv;     // largest number of KV heads of a layer
+    int32_t n_cells;       // allocated cells per stream
+    int32_t n_stream;
+    int32_t n_seq_max;
+    int32_t v_trans;       // V is stored transposed (no flash attention)
+    int32_t on_host;       // every evictable layer lies in host memory
+};
+
+// features of every row: arrays [n_layer][n_head_kv][n], owned by the caller; NULL is not wanted
+struct llama_ecokv_features {
+    int32_t n_layer;
+    int32_t n_head_kv;
+    int32_t n;          // rows of the sequence
+    int32_t n_sink;     // the candidates [n_sink, n - n_recent) that centroids and means were taken over
+    int32_t n_recent;
+    int32_t n_query;    // window queries that voted
+    const int32_t * layer_n_head_kv; // [n_layer], NULL: n_head_kv everywhere
+
+    float * attn;       // a_i: mean attention of the window, over the queries that see i and the query heads of the group
+    float * key_norm;   // |k_i|; NaN marks a row whose K or V is not finite
+    float * key_cos;    // c_i = 1 - u_i . m
+    float * key_euc;    // e_i = |k_i - mu|
+    float * value_norm; // |v_i|
+    float * head_m2;    // |m|^2, [n_layer][n_head_kv]
+};
+
+struct llama_ecokv_result {
+    int32_t n_before;      // rows per layer and KV head before
+    int32_t n_after;       // and after
+    int32_t n_query;       // window queries that voted (0: the policy does not ask for any)
+    int32_t n_nonfinite;   // (layer, head, row) triples left out for NaN or Inf
+    int32_t n_layer_host;  // layers whose features came from the host path
+    int32_t n_layer_graph; // layers whose features came from the graph path
+    double  t_features_ms;
+    double  t_plan_ms;
+    double  t_apply_ms;
+    int64_t scratch_bytes; // largest scratch memory of the three steps
+};
+
+// sums over the life of a context, per evictable layer
+struct llama_ecokv_counters {
+    int32_t il;            // layer of the model
+    int32_t n_head_kv;
+    int64_t n_evictions;
+    int64_t n_pairs_seen;  // KV pairs (over all KV heads) present before the evictions
+    int64_t n_pairs_kept;  // KV pairs that stayed
+};
+
+//
+// errors, version
+//
+
+LLAMA_API int32_t      llama_ecokv_abi_version(void);
+LLAMA_API const char * llama_ecokv_status_text(int32_t status);
+LLAMA_API const char * llama_ecokv_last_error (void); // details of the last failure on this thread, "" if none
+
+LLAMA_API struct llama_ecokv_params llama_ecokv_params_default(void);
+LLAMA_API struct llama_ecokv_config llama_ecokv_config_default(void);
+
+LLAMA_API const char * llama_ecokv_policy_name   (int32_t policy);       // NULL if unknown
+LLAMA_API int32_t      llama_ecokv_policy_by_name(const char * name);    // < 0 if unknown
+LLAMA_API int32_t      llama_ecokv_budget_min    (const struct llama_ecokv_config * config); // smallest budget that works
+
+//
+// context
+//
+
+// LLAMA_ECOKV_OK if the memory of the context can be evicted, else the reason
+LLAMA_API int32_t llama_ecokv_check  (struct llama_context * ctx);
+LLAMA_API int32_t llama_ecokv_enable (struct llama_context * ctx, struct llama_ecokv_params params);
+LLAMA_API int32_t llama_ecokv_disable(struct llama_context * ctx);
+
+LLAMA_API int32_t llama_ecokv_get_shape   (struct llama_context * ctx, struct llama_ecokv_shape * shape);
+LLAMA_API int32_t llama_ecokv_get_counters(struct llama_context * ctx, struct llama_ecokv_counters * counters, int32_t n_max); // returns n_layer
+LLAMA_API int64_t llama_ecokv_ring_bytes  (struct llama_context * ctx);
+
+//
+// sequence; these need an enabled context
+//
+
+LLAMA_API int32_t llama_ecokv_n_rows  (struct llama_context * ctx, llama_seq_id seq_id); // rows held, < 0 on error
+LLAMA_API int32_t llama_ecokv_n_query (struct llama_context * ctx, llama_seq_id seq_id); // valid queries in the ring
+LLAMA_API int32_t llama_ecokv_is_lossy(struct llama_context * ctx, llama_seq_id seq_id); // 1 after an eviction
+// lowest position from which the sequence may be rolled back (seq_rm) and continued exactly; 0 before any eviction
+LLAMA_API int32_t llama_ecokv_safe_pos(struct llama_context * ctx, llama_seq_id seq_id);
+
+// fills the arrays that are not NULL and the sizes; n_sink, n_recent are inputs. needs llama_ecokv_n_rows floats per (layer, head)
+LLAMA_API int32_t llama_ecokv_features_get(struct llama_context * ctx, llama_seq_id seq_id, struct llama_ecokv_features * features);
+
+// pure. keep: [n_layer][n_head_kv][min(n, budget)] ranks, ascending. returns the ranks per (layer, head), < 0 on error
+LLAMA_API int32_t llama_ecokv_plan(const struct llama_ecokv_features * features, const struct llama_ecokv_config * config, int32_t * keep);
+
+// pure. scores of one (layer, head): [n] floats, -inf for rows that are left out, +inf for protected ones
+LLAMA_API int32_t llama_ecokv_scores(const struct llama_ecokv_features * features, const struct llama_ecokv_config * config,
+        int32_t layer, int32_t head, float * scores);
+
+// keep: [n_layer][n_head_kv][n_keep] ranks, strictly ascending
+LLAMA_API int32_t llama_ecokv_apply(struct llama_context * ctx, llama_seq_id seq_id, const int32_t * keep, int32_t n_keep);
+
+// result may be NULL
+LLAMA_API int32_t llama_ecokv_evict(struct llama_context * ctx, llama_seq_id seq_id, const struct llama_ecokv_config * config,
+        struct llama_ecokv_result * result);
+
+//
+// what is in the cache: for statistics, explanations and tests
+//
+
+// nominal position of every row, [n_rows]: what llama.cpp sees
+LLAMA_API int32_t llama_ecokv_get_pos (struct llama_context * ctx, llama_seq_id seq_id, llama_pos * pos);
+// true position of every row of every layer and KV head, [n_layer][n_head_kv][n_rows]
+LLAMA_API int32_t llama_ecokv_get_kept(struct llama_context * ctx, llama_seq_id seq_id, llama_pos * pos);
+// bytes of one row of K (V) of layer i
+LLAMA_API int64_t llama_ecokv_row_bytes(struct llama_context * ctx, int32_t layer, bool value);
+// raw bytes in rank order, [n_rows][row_bytes]; a transposed V is returned row by row
+LLAMA_API int32_t llama_ecokv_get_rows(struct llama_context * ctx, llama_seq_id seq_id, int32_t layer, bool value, void * rows);
+// valid ring queries of layer i, oldest first, [n_query][n_head*d], and their positions; either may be NULL. returns n_query
+LLAMA_API int32_t llama_ecokv_get_queries(struct llama_context * ctx, llama_seq_id seq_id, int32_t layer, float * q, llama_pos * pos);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,214 @@
+#include "ecokv-access.h"
+
+#include "llama-context.h"
+#include "llama-kv-cache-iswa.h"
+#include "llama-model.h"
+
+#include <algorithm>
+
+static llama_kv_cache_iswa * iswa_of(llama_memory_i * mem) {
+    return dynamic_cast<llama_kv_cache_iswa *>(mem);
+}
+
+llama_kv_cache * llama_ecokv_access::find(llama_context & ctx, int32_t & status) {
+    auto * mem = ctx.memory.get();
+
+    // classes that merely contain a llama_kv_cache (recurrent, hybrid, DSA, ...) do not derive from it
+    auto * iswa = iswa_of(mem);
+    auto * kv   = iswa ? iswa->get_base() : dynamic_cast<llama_kv_cache *>(mem);
+
+    const auto & hparams = ctx.model.hparams;
+    const char * arch    = llm_arch_name(ctx.model.arch);
+
+    if (!mem || !kv) {
+        status = ecokv_fail(LLAMA_ECOKV_ERR_MEMORY,
+                "architecture '%s' has no plain attention KV cache (recurrent, hybrid or none)", arch);
+        return nullptr;
+    }
+    if (kv->layers.empty()) {
+        status = ecokv_fail(LLAMA_ECOKV_ERR_MEMORY,
+                "architecture '%s' has only sliding-window layers, which are bounded already", arch);
+        return nullptr;
+    }
+    if (hparams.is_mla()) {
+        status = ecokv_fail(LLAMA_ECOKV_ERR_MEMORY, "architecture '%s' stores latent attention (MLA), not keys and values", arch);
+        return nullptr;
+    }
+    if (kv->other || kv->v_cells_impl.use_count() > 1) {
+        status = ecokv_fail(LLAMA_ECOKV_ERR_SHARED, "the cells are shared with another context (draft model)");
+        return nullptr;
+    }
+    if (kv->n_swa > 0) {
+        status = ecokv_fail(LLAMA_ECOKV_ERR_MODEL,
+                "architecture '%s' keeps sliding-window layers in one full cache; its window is not evictable", arch);
+        return nullptr;
+    }
+    if (hparams.use_alibi || hparams.n_rel_attn_bkts > 0 || hparams.ple_n_heads > 0 || ctx.model.arch == LLM_ARCH_GROK) {
+        status = ecokv_fail(LLAMA_ECOKV_ERR_MODEL,
+                "architecture '%s' adds position terms to attention (ALiBi, relative buckets, n-grams) that kept rows would break", arch);
+        return nullptr;
+    }
+
+    status = LLAMA_ECOKV_OK;
+    return kv;
+}
+
+std::shared_ptr<llama_ecokv_store> & llama_ecokv_access::store(llama_kv_cache & kv) {
+    return kv.ecokv;
+}
+
+void llama_ecokv_access::install(llama_context & ctx, llama_kv_cache & kv, std::shared_ptr<llama_ecokv_store> store) {
+    ctx.synchronize();
+
+    kv.ecokv = store;
+    if (auto * iswa = iswa_of(ctx.memory.get())) {
+        iswa->get_swa()->ecokv = store; // both halves refuse together
+    }
+
+    ctx.sched_need_reserve = true;
+}
+
+std::vector<ecokv_layer> llama_ecokv_access::layers(llama_kv_cache & kv, uint32_t strm) {
+    std::vector<ecokv_layer> res;
+    for (const auto & l : kv.layers) {
+        res.push_back({
+            (int32_t) l.il,
+            (int32_t) kv.hparams.n_head(l.il),
+            (int32_t) kv.hparams.n_head_kv(l.il),
+            (int32_t) kv.hparams.n_embd_head_k(l.il),
+            (int32_t) kv.hparams.n_embd_head_v(l.il),
+            l.k_stream[strm],
+            l.v_stream[strm],
+        });
+    }
+    return res;
+}
+
+int32_t llama_ecokv_access::open(llama_context * ctx, llama_seq_id seq_id, ecokv_seq & seq) {
+    int32_t status;
+    auto * kv = find(*ctx, status);
+    if (!kv) {
+        return status;
+    }
+    if (!kv->ecokv) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_STATE, "eviction is not enabled on this context");
+    }
+    if (seq_id < 0 || (uint32_t) seq_id >= kv->n_seq_max) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "sequence %d does not exist (n_seq_max = %u)", seq_id, kv->n_seq_max);
+    }
+
+    const uint32_t strm = kv->seq_to_stream[seq_id];
+
+    seq = { ctx, kv, kv->ecokv.get(), &kv->v_cells[strm], seq_id, strm, kv->v_trans, false, 0, layers(*kv, strm), {} };
+
+    for (const auto & l : seq.layers) {
+        seq.n_head_kv = std::max(seq.n_head_kv, l.n_head_kv);
+    }
+
+    const auto & cells = *seq.cells;
+    for (const auto & [pos, c] : cells.seq_pos_get(seq_id)) {
+        seq.cell.push_back(c);
+        seq.shared = seq.shared || cells.seq_count(c) > 1;
+    }
+
+    // tokens of one image share their position under M-RoPE: raster order, which is what its mask uses
+    std::stable_sort(seq.cell.begin(), seq.cell.end(), [&](uint32_t a, uint32_t b) {
+        const llama_pos pa = cells.pos_get(a);
+        const llama_pos pb = cells.pos_get(b);
+        if (pa != pb) {
+            return pa < pb;
+        }
+        const auto & ea = cells.ext_get(a);
+        const auto & eb = cells.ext_get(b);
+        return eb.is_2d_gt(ea.x, ea.y);
+    });
+
+    return LLAMA_ECOKV_OK;
+}
+
+void llama_ecokv_access::shape(llama_kv_cache & kv, llama_ecokv_shape & shape) {
+    shape = {};
+
+    shape.n_layer       = (int32_t) kv.layers.size();
+    shape.n_cells       = (int32_t) kv.v_cells[0].size();
+    shape.n_stream      = (int32_t) kv.n_stream;
+    shape.n_seq_max     = (int32_t) kv.n_seq_max;
+    shape.v_trans       = kv.v_trans;
+    shape.on_host       = 1;
+
+    for (uint32_t il = 0; il < kv.hparams.n_layer_all; ++il) {
+        shape.n_layer_other += kv.hparams.has_kv(il) && kv.hparams.is_swa(il);
+    }
+
+    for (const auto & l : layers(kv, 0)) {
+        shape.n_head_kv = std::max(shape.n_head_kv, l.n_head_kv);
+        if (!ggml_backend_buffer_is_host(l.k->buffer) || !ggml_backend_buffer_is_host(l.v->buffer)) {
+            shape.on_host = 0;
+        }
+    }
+}
+
+void llama_ecokv_access::settle(const ecokv_seq & seq) {
+    if (seq.kv->get_has_shift() || !seq.kv->sc_info.empty()) {
+        seq.ctx->memory_update(false);
+    }
+    seq.ctx->synchronize();
+}
+
+int32_t llama_ecokv_access::n_threads(const llama_context & ctx) {
+    return ctx.cparams.n_threads_batch;
+}
+
+ggml_backend_sched_t llama_ecokv_access::sched(llama_context & ctx, llama_ecokv_store & store, size_t n_nodes) {
+    if (!store.sched || store.sched_nodes < n_nodes) {
+        store.sched.reset(ggml_backend_sched_new(
+                    ctx.backend_ptrs.data(), ctx.backend_buft.data(), ctx.backend_ptrs.size(), n_nodes, false, false));
+        store.sched_nodes = n_nodes;
+    }
+    ggml_backend_sched_reset(store.sched.get());
+
+    for (const auto & [backend, set_n_threads] : ctx.set_n_threads_fns) {
+        set_n_threads(backend, ctx.cparams.n_threads_batch);
+    }
+
+    return store.sched.get();
+}
+
+size_t llama_ecokv_access::sched_bytes(llama_context & ctx, ggml_backend_sched_t sched) {
+    size_t res = 0;
+    for (auto * backend : ctx.backend_ptrs) {
+        res += ggml_backend_sched_get_buffer_size(sched, backend);
+    }
+    return res;
+}
+
+void llama_ecokv_access::set_head(const ecokv_seq & seq, uint32_t head) {
+    seq.kv->v_heads[seq.strm] = head < seq.cells->size() ? head : 0;
+}
+
+void llama_ecokv_access::clear_seq(const ecokv_seq & seq) {
+    for (uint32_t c : seq.cell) {
+        if (!seq.cells->is_empty(c) && seq.cells->seq_has(c, seq.id)) {
+            seq.cells->seq_rm(c, seq.id);
+        }
+    }
+    set_head(seq, 0);
+    seq.store->reset(seq.id);
+}
+
+llama_kv_cache * llama_ecokv_access::cache_of(const llama_kv_cache_context & mctx) {
+    return mctx.kv;
+}
+
+const llama_kv_cache::slot_info & llama_ecokv_access::slots_of(const llama_kv_cache_context & mctx) {
+    return mctx.sinfos[mctx.i_cur];
+}
+
+uint32_t llama_ecokv_access::stream_of(const llama_kv_cache & kv, llama_seq_id seq_id) {
+    return kv.seq_to_stream[seq_id];
+}
+
+int32_t llama_ecokv_access::layer_of(const llama_kv_cache & kv, int32_t il) {
+    const auto it = kv.map_layer_ids.find(il);
+    return it == kv.map_layer_ids.end() ? -1 : it->second;
+}

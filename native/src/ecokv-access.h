@@ -1,0 +1,86 @@
+#pragma once
+
+// The only door to the private members of llama_context and llama_kv_cache.
+
+#include "ecokv-common.h"
+#include "ecokv-store.h"
+
+#include "llama-kv-cache.h"
+
+#include <memory>
+
+struct llama_context;
+struct llama_ubatch;
+
+// one evictable layer of the cache
+struct ecokv_layer {
+    int32_t il;        // layer of the model
+    int32_t n_head;    // query heads
+    int32_t n_head_kv;
+    int32_t d_k;       // size of a key of one head
+    int32_t d_v;
+
+    ggml_tensor * k;   // [d_k*n_head_kv, n_cells] of one stream
+    ggml_tensor * v;   // [d_v*n_head_kv, n_cells], transposed: n_cells values per channel
+
+    int32_t gqa() const { return n_head/n_head_kv; }
+};
+
+// one sequence in the cache
+struct ecokv_seq {
+    llama_context     * ctx;
+    llama_kv_cache    * kv;
+    llama_ecokv_store * store;
+    llama_kv_cells    * cells; // of the stream of the sequence
+    llama_seq_id        id;
+    uint32_t            strm;
+    bool                v_trans;
+    bool                shared; // a cell belongs to another sequence too
+
+    int32_t n_head_kv; // maximum over the layers
+
+    std::vector<ecokv_layer> layers;
+    std::vector<uint32_t>    cell; // rank -> cell, by position
+
+    int32_t n() const { return (int32_t) cell.size(); }
+};
+
+struct llama_ecokv_access {
+    // the evictable cache of a context, or null with the reason in status
+    static llama_kv_cache * find(llama_context & ctx, int32_t & status);
+
+    static std::shared_ptr<llama_ecokv_store> & store(llama_kv_cache & kv);
+
+    // installs (or removes) the store; the next decode builds its graph anew
+    static void install(llama_context & ctx, llama_kv_cache & kv, std::shared_ptr<llama_ecokv_store> store);
+
+    static int32_t open(llama_context * ctx, llama_seq_id seq_id, ecokv_seq & seq);
+
+    static std::vector<ecokv_layer> layers(llama_kv_cache & kv, uint32_t strm);
+
+    static void shape(llama_kv_cache & kv, llama_ecokv_shape & shape);
+
+    // pending copies and shifts are carried out, the backends are idle
+    static void settle(const ecokv_seq & seq);
+
+    static int32_t n_threads(const llama_context & ctx);
+
+    // the scheduler of the store, reset and with room for n_nodes
+    static ggml_backend_sched_t sched(llama_context & ctx, llama_ecokv_store & store, size_t n_nodes);
+    static size_t sched_bytes(llama_context & ctx, ggml_backend_sched_t sched);
+
+    static void set_head(const ecokv_seq & seq, uint32_t head);
+    static void clear_seq(const ecokv_seq & seq);
+
+    // of a batch in the works
+    static llama_kv_cache * cache_of(const llama_kv_cache_context & mctx);
+    static const llama_kv_cache::slot_info & slots_of(const llama_kv_cache_context & mctx);
+    static uint32_t stream_of(const llama_kv_cache & kv, llama_seq_id seq_id);
+    static int32_t  layer_of(const llama_kv_cache & kv, int32_t il); // index in the cache, -1: none
+};
+
+// valid ring slots of a sequence, at most the window, oldest first
+std::vector<uint32_t> ecokv_valid_slots(const ecokv_seq & seq);
+
+// rank of a cell in the sequence, -1 if it does not belong to it
+int32_t ecokv_rank_of(const ecokv_seq & seq, uint32_t cell);

@@ -1,0 +1,32 @@
+#pragma once
+
+#include "llama-ecokv.h"
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#if defined(__GNUC__)
+#define ECOKV_FORMAT(a, b) __attribute__((format(printf, a, b)))
+#else
+#define ECOKV_FORMAT(a, b)
+#endif
+
+// remembers the text for llama_ecokv_last_error and returns the status
+int32_t ecokv_fail(int32_t status, const char * fmt, ...) ECOKV_FORMAT(2, 3);
+
+// runs fn(0) .. fn(n - 1) on up to n_threads threads; fn must not throw
+void ecokv_parallel_for(int32_t n_threads, int64_t n, const std::function<void(int64_t)> & fn);
+
+// ranks that stay, per layer and KV head: [n_layer][n_head_kv][n_keep], ascending
+struct ecokv_kept {
+    int32_t n_layer   = 0;
+    int32_t n_head_kv = 0;
+    int32_t n_keep    = 0;
+
+    const int32_t * ranks = nullptr;
+
+    const int32_t * head(int32_t layer, int32_t h) const {
+        return ranks + ((int64_t) layer*n_head_kv + h)*n_keep;
+    }
+};

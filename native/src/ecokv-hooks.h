@@ -1,0 +1,36 @@
+#pragma once
+
+// What the patched files of llama.cpp call. Every hook is a no-op while the store is null,
+// so that without a budget the graph is node for node the upstream one.
+
+#include "llama.h"
+
+struct ggml_tensor;
+struct llm_graph_context;
+
+class  llama_kv_cache_context;
+
+struct llama_ecokv_access; // friend of the patched classes: all access to their private members goes through it
+struct llama_ecokv_store;  // what eviction keeps beside a cache: the query ring and the state of each sequence
+
+// graph: keep the last post-RoPE queries of each sequence of the ubatch in the ring of layer il
+// call after both K and V are stored: a node between K's rotation and its store would break their fusion
+void llama_ecokv_build_store_q(
+        const llm_graph_context      & graph,
+        const llama_kv_cache_context * mctx,
+        ggml_tensor                  * q_cur,
+        ggml_tensor                  * sinks,
+        float                          kq_scale,
+        int                            il);
+
+// the contents of the cache were dropped or replaced (seq_id < 0: of every sequence)
+void llama_ecokv_on_reset(llama_ecokv_store * store, llama_seq_id seq_id);
+
+// false if [p0, p1) reaches into the evicted part of a sequence: the removal must fail and change nothing
+bool llama_ecokv_on_seq_rm(llama_ecokv_store * store, llama_seq_id seq_id, llama_pos p0, llama_pos p1);
+
+// false if the copy must not happen: part of an evicted sequence is no exact prefix
+bool llama_ecokv_on_seq_cp(llama_ecokv_store * store, llama_seq_id seq_id_src, llama_seq_id seq_id_dst, llama_pos p0, llama_pos p1);
+
+// false if positions must not be rewritten (seq_id < 0: of any sequence)
+bool llama_ecokv_can_shift(const llama_ecokv_store * store, llama_seq_id seq_id);

@@ -1,0 +1,183 @@
+#include "ecokv-plan.h"
+
+#include "ecokv-common.h"
+#include "ecokv-policy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+llama_ecokv_config llama_ecokv_config_default(void) {
+    return {
+        /*.policy            =*/ LLAMA_ECOKV_POLICY_ECOKV,
+        /*.budget            =*/ 512,
+        /*.n_sink            =*/ 4,
+        /*.n_recent          =*/ 8,
+        /*.kernel            =*/ 5,
+        /*.compose           =*/ LLAMA_ECOKV_COMPOSE_OR,
+        /*.head_weight       =*/ LLAMA_ECOKV_HEAD_BOTH,
+        /*.value_norm        =*/ LLAMA_ECOKV_VALUE_OFF,
+        /*.lambda            =*/ 0.5f,
+        /*.head_weight_fixed =*/ 0.5f,
+        /*.seed              =*/ 0,
+    };
+}
+
+int32_t llama_ecokv_budget_min(const llama_ecokv_config * config) {
+    return config->n_sink + config->n_recent + 1;
+}
+
+int32_t ecokv_config_check(const llama_ecokv_config & c) {
+    auto in = [](int32_t x, int32_t n) { return x >= 0 && x < n; };
+
+    if (!ecokv_policy_get(c.policy)) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "unknown policy %d", c.policy);
+    }
+    if (c.n_sink < 0 || c.n_recent < 0) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "n_sink = %d, n_recent = %d: neither can be negative", c.n_sink, c.n_recent);
+    }
+    if (c.kernel < 1 || c.kernel % 2 == 0) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "kernel = %d: an odd number is needed", c.kernel);
+    }
+    if (!in(c.compose, 4) || !in(c.head_weight, 4) || !in(c.value_norm, 3)) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "compose = %d, head_weight = %d, value_norm = %d: one is unknown", c.compose, c.head_weight, c.value_norm);
+    }
+    if (!(c.lambda >= 0.0f && c.lambda <= 1.0f) || !(c.head_weight_fixed >= 0.0f && c.head_weight_fixed <= 1.0f)) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "lambda = %g, head_weight = %g: both lie in [0, 1]", c.lambda, c.head_weight_fixed);
+    }
+    if (c.policy != LLAMA_ECOKV_POLICY_NONE && c.budget < llama_ecokv_budget_min(&c)) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_BUDGET, "a budget of %d is below the smallest that works: %d (%d sinks + %d recent + 1)",
+                c.budget, llama_ecokv_budget_min(&c), c.n_sink, c.n_recent);
+    }
+    return LLAMA_ECOKV_OK;
+}
+
+static int32_t features_check(const llama_ecokv_features & f, const llama_ecokv_config & c) {
+    const auto * info = ecokv_policy_get(c.policy);
+
+    if (f.n_layer < 1 || f.n_head_kv < 1 || f.n < 0) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "features of %d layers, %d heads, %d rows", f.n_layer, f.n_head_kv, f.n);
+    }
+    if (info->want_attn && !f.attn) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "policy '%s' needs the attention of the window", info->name);
+    }
+    if (info->want_geometry && (!f.key_norm || !f.key_cos || !f.key_euc || !f.head_m2)) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "policy '%s' needs the geometry of the keys", info->name);
+    }
+    if (info->want_geometry && (f.n_sink != c.n_sink || f.n_recent != c.n_recent)) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "features were taken with %d sinks and %d recents, not %d and %d",
+                f.n_sink, f.n_recent, c.n_sink, c.n_recent);
+    }
+    if (info->want_attn && c.value_norm != LLAMA_ECOKV_VALUE_OFF && !f.value_norm) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "value_norm = %d needs the norms of the values", c.value_norm);
+    }
+    return LLAMA_ECOKV_OK;
+}
+
+static ecokv_head head_of(const llama_ecokv_features & f, const llama_ecokv_config & c, int32_t layer, int32_t head) {
+    const int64_t i  = (int64_t) layer*f.n_head_kv + head;
+    const int64_t at = i*f.n;
+
+    auto off = [&](const float * x) { return x ? x + at : nullptr; };
+
+    return {
+        layer, head, f.n, std::min(c.n_sink, f.n), std::max(std::min(c.n_sink, f.n), f.n - c.n_recent),
+        off(f.attn), off(f.key_norm), off(f.key_cos), off(f.key_euc), off(f.value_norm),
+        f.head_m2 ? f.head_m2[i] : 0.0,
+    };
+}
+
+// -inf for rows that are not finite
+static void score_candidates(const ecokv_head & head, const llama_ecokv_config & c, std::vector<float> & score) {
+    score.assign(head.n_cand(), 0.0f);
+    ecokv_policy_get(c.policy)->score(head, c, score.data());
+
+    for (int32_t i = 0; i < head.n_cand(); ++i) {
+        if (!head.finite(head.lo + i) || std::isnan(score[i])) {
+            score[i] = -INFINITY;
+        }
+    }
+}
+
+// the k best candidates: higher score, then the later position
+static void select_top(const std::vector<float> & score, int32_t k, std::vector<int32_t> & best) {
+    best.resize(score.size());
+    std::iota(best.begin(), best.end(), 0);
+
+    if (k < (int32_t) best.size()) {
+        std::nth_element(best.begin(), best.begin() + k, best.end(), [&](int32_t a, int32_t b) {
+            return score[a] != score[b] ? score[a] > score[b] : a > b;
+        });
+        best.resize(k);
+    }
+    std::sort(best.begin(), best.end());
+}
+
+int32_t llama_ecokv_scores(const llama_ecokv_features * f, const llama_ecokv_config * c, int32_t layer, int32_t head, float * scores) {
+    int32_t status = ecokv_config_check(*c);
+    if (status == LLAMA_ECOKV_OK) {
+        status = features_check(*f, *c);
+    }
+    if (status != LLAMA_ECOKV_OK) {
+        return status;
+    }
+    if (layer < 0 || layer >= f->n_layer || head < 0 || head >= f->n_head_kv) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "layer %d, head %d do not exist", layer, head);
+    }
+
+    const auto h = head_of(*f, *c, layer, head);
+
+    std::fill(scores, scores + f->n, INFINITY);
+    if (ecokv_policy_get(c->policy)->score) {
+        std::vector<float> score;
+        score_candidates(h, *c, score);
+        std::copy(score.begin(), score.end(), scores + h.lo);
+    }
+    return LLAMA_ECOKV_OK;
+}
+
+int32_t llama_ecokv_plan(const llama_ecokv_features * f, const llama_ecokv_config * c, int32_t * keep) {
+    int32_t status = ecokv_config_check(*c);
+    if (status == LLAMA_ECOKV_OK) {
+        status = features_check(*f, *c);
+    }
+    if (status != LLAMA_ECOKV_OK) {
+        return status;
+    }
+
+    const bool    all    = c->policy == LLAMA_ECOKV_POLICY_NONE || f->n <= c->budget;
+    const int32_t n_keep = all ? f->n : c->budget;
+
+    std::vector<float>   score;
+    std::vector<int32_t> best;
+
+    for (int32_t il = 0; il < f->n_layer; ++il) {
+        for (int32_t ih = 0; ih < f->n_head_kv; ++ih) {
+            int32_t * dst = keep + ((int64_t) il*f->n_head_kv + ih)*n_keep;
+
+            // heads that a layer does not have keep the first rows; nothing reads them
+            if (all || (f->layer_n_head_kv && ih >= f->layer_n_head_kv[il])) {
+                std::iota(dst, dst + n_keep, 0);
+                continue;
+            }
+
+            const auto h = head_of(*f, *c, il, ih);
+
+            for (int32_t r = 0; r < h.n; ++r) {
+                if ((r < h.lo || r >= h.hi) && !h.finite(r)) {
+                    return ecokv_fail(LLAMA_ECOKV_ERR_NONFINITE, "layer %d, KV head %d: the protected row %d holds NaN or Inf", il, ih, r);
+                }
+            }
+
+            score_candidates(h, *c, score);
+            select_top(score, n_keep - c->n_sink - c->n_recent, best);
+
+            for (int32_t r = 0; r < h.lo; ++r)   { *dst++ = r; }
+            for (int32_t i : best)               { *dst++ = h.lo + i; }
+            for (int32_t r = h.hi; r < h.n; ++r) { *dst++ = r; }
+        }
+    }
+
+    return n_keep;
+}

@@ -1,0 +1,266 @@
+#include "ecokv-store.h"
+
+#include "ecokv-access.h"
+#include "ecokv-hooks.h"
+
+#include "llama-graph.h"
+#include "llama-kv-cache-iswa.h"
+
+#include <algorithm>
+#include <limits>
+
+//
+// llama_ecokv_store
+//
+
+void llama_ecokv_store::reset(llama_seq_id seq_id) {
+    for (uint32_t s = 0; s < n_seq; ++s) {
+        if (seq_id >= 0 && s != (uint32_t) seq_id) {
+            continue;
+        }
+        std::fill(slots.begin() + s*n_ring, slots.begin() + (s + 1)*n_ring, slot {});
+        head[s] = 0;
+        seqs[s] = {};
+    }
+}
+
+size_t llama_ecokv_store::bytes() const {
+    size_t res = 0;
+    for (const auto & [_, buf] : ctxs_bufs) {
+        res += ggml_backend_buffer_get_size(buf.get());
+    }
+    return res;
+}
+
+//
+// ring
+//
+
+int32_t ecokv_rank_of(const ecokv_seq & seq, uint32_t cell) {
+    const auto it = std::find(seq.cell.begin(), seq.cell.end(), cell);
+    return it == seq.cell.end() ? -1 : (int32_t) (it - seq.cell.begin());
+}
+
+std::vector<uint32_t> ecokv_valid_slots(const ecokv_seq & seq) {
+    const auto & st    = *seq.store;
+    const auto & cells = *seq.cells;
+
+    const uint32_t i0 = seq.id*st.n_ring;
+    const uint32_t i1 = i0 + st.n_ring;
+
+    auto valid = [&](const llama_ecokv_store::slot & s) {
+        return s.tick >= 0 && !cells.is_empty(s.cell) && cells.seq_has(s.cell, seq.id) && cells.pos_get(s.cell) == s.pos;
+    };
+
+    std::vector<uint32_t> res;
+    for (uint32_t i = i0; i < i1; ++i) {
+        const auto & s = st.slots[i];
+        // after a rollback two slots may name one cell: the newer one holds its query
+        const bool newest = std::none_of(st.slots.begin() + i0, st.slots.begin() + i1, [&](const auto & o) {
+            return o.cell == s.cell && o.tick > s.tick;
+        });
+        if (valid(s) && newest) {
+            res.push_back(i);
+        }
+    }
+
+    std::sort(res.begin(), res.end(), [&](uint32_t a, uint32_t b) { return st.slots[a].tick < st.slots[b].tick; });
+
+    const size_t window = st.params.n_window;
+    if (res.size() > window) {
+        res.erase(res.begin(), res.end() - window);
+    }
+    return res;
+}
+
+//
+// graph hook
+//
+
+namespace {
+
+// rows of the ring that the queries of an ubatch go to: I64 [n_sel]
+class input_ring_idxs : public llm_graph_input_i {
+public:
+    input_ring_idxs(const llama_kv_cache_context * mctx, int64_t n_sel, bool iswa) : mctx(mctx), n_sel(n_sel), iswa(iswa) {}
+
+    // how many of the last tokens of an ubatch are looked at
+    static int64_t n_sel_of(const llama_ubatch & ubatch, int64_t n_ring) {
+        return ubatch.n_seqs_unq == 1 ? std::min<int64_t>(ubatch.n_tokens, n_ring) : (int64_t) ubatch.n_tokens;
+    }
+
+    // called once per computed ubatch: this is where the host side of the ring moves on
+    void set_input(const llama_ubatch * ubatch) override {
+        if (!idxs->buffer) {
+            return;
+        }
+
+        auto & st = *llama_ecokv_access::store(*llama_ecokv_access::cache_of(*mctx));
+
+        const auto & sinfo = llama_ecokv_access::slots_of(*mctx);
+
+        const int64_t  n     = ubatch->n_tokens;
+        const uint32_t n_tps = sinfo.size();
+
+        // tokens that follow in the same sequence
+        std::vector<uint32_t> count(st.n_seq, 0);
+        std::vector<uint32_t> after(n, UINT32_MAX);
+        for (int64_t i = n - 1; i >= 0; --i) {
+            const llama_seq_id s = ubatch->seq_id[i][0];
+            if (s >= 0 && (uint32_t) s < st.n_seq) {
+                after[i] = count[s]++;
+            }
+        }
+
+        const int64_t trash = (int64_t) st.n_seq*st.n_ring;
+
+        std::vector<int64_t> data(n_sel, trash);
+        for (int64_t i = n - n_sel; i < n; ++i) {
+            if (after[i] >= st.n_ring) {
+                continue;
+            }
+            const llama_seq_id s = ubatch->seq_id[i][0];
+            const uint32_t     h = st.head[s];
+
+            st.head[s] = (h + 1) % st.n_ring;
+            st.slots[s*st.n_ring + h] = { st.tick++, ubatch->pos[i], sinfo.idxs[i/n_tps][i%n_tps] };
+
+            data[i - (n - n_sel)] = (int64_t) s*st.n_ring + h;
+        }
+
+        ggml_backend_tensor_set(idxs, data.data(), 0, data.size()*sizeof(int64_t));
+    }
+
+    bool can_reuse(const llm_graph_params & params) override {
+        mctx = iswa ?
+            static_cast<const llama_kv_cache_iswa_context *>(params.mctx)->get_base() :
+            static_cast<const llama_kv_cache_context      *>(params.mctx);
+
+        const auto & st = llama_ecokv_access::store(*llama_ecokv_access::cache_of(*mctx));
+
+        return st && idxs->ne[0] == n_sel_of(params.ubatch, st->n_ring);
+    }
+
+    ggml_tensor * idxs = nullptr;
+
+private:
+    const llama_kv_cache_context * mctx;
+    const int64_t n_sel;
+    const bool    iswa;
+};
+
+} // namespace
+
+static input_ring_idxs * get_ring_idxs(const llm_graph_context & graph, const llama_kv_cache_context * mctx, int64_t n_sel) {
+    for (auto & inp : graph.res->inputs) {
+        if (auto * res = dynamic_cast<input_ring_idxs *>(inp.get())) {
+            return res;
+        }
+    }
+
+    const bool iswa = dynamic_cast<const llama_kv_cache_iswa_context *>(graph.mctx) != nullptr;
+
+    auto inp = std::make_unique<input_ring_idxs>(mctx, n_sel, iswa);
+
+    inp->idxs = ggml_new_tensor_1d(graph.ctx0, GGML_TYPE_I64, n_sel);
+    ggml_set_input(inp->idxs);
+    ggml_set_name (inp->idxs, "ecokv_ring_idxs");
+
+    return static_cast<input_ring_idxs *>(graph.res->add_input(std::move(inp)));
+}
+
+void llama_ecokv_build_store_q(
+        const llm_graph_context      & graph,
+        const llama_kv_cache_context * mctx,
+        ggml_tensor                  * q_cur,
+        ggml_tensor                  * sinks,
+        float                          kq_scale,
+        int                            il) {
+    auto * kv = llama_ecokv_access::cache_of(*mctx);
+    if (!kv) {
+        return;
+    }
+
+    auto * st = llama_ecokv_access::store(*kv).get();
+    if (!st || st->owner != kv) {
+        return;
+    }
+
+    const int32_t i = llama_ecokv_access::layer_of(*kv, il);
+    if (i < 0 || st->layers[i].il != il) {
+        return; // not cached, or a layer that reuses the keys of another
+    }
+
+    auto & layer = st->layers[i];
+    layer.kq_scale = kq_scale;
+    layer.sinks    = sinks;
+
+    auto * ctx0 = graph.ctx0;
+
+    const int64_t n_sel    = input_ring_idxs::n_sel_of(graph.ubatch, st->n_ring);
+    const int64_t n_tokens = q_cur->ne[2];
+
+    ggml_tensor * q = q_cur; // [d, n_head, n_tokens]
+    if (q->nb[1] != q->ne[0]*ggml_element_size(q) || q->nb[2] != q->ne[1]*q->nb[1]) {
+        q = ggml_cont(ctx0, q);
+    }
+    q = ggml_view_2d(ctx0, q, q->ne[0]*q->ne[1], n_sel, q->nb[2], (n_tokens - n_sel)*q->nb[2]);
+
+    ggml_build_forward_expand(graph.gf, ggml_set_rows(ctx0, layer.q, q, get_ring_idxs(graph, mctx, n_sel)->idxs));
+}
+
+//
+// guards: an evicted sequence is never an exact prefix
+//
+
+static bool covers_all(llama_pos p0, llama_pos p1) {
+    return p0 <= 0 && (p1 < 0 || p1 == std::numeric_limits<llama_pos>::max());
+}
+
+static bool is_edited(const llama_ecokv_store & store, llama_seq_id seq_id) {
+    if (seq_id < 0) {
+        return std::any_of(store.seqs.begin(), store.seqs.end(), [](const auto & s) { return s.edited; });
+    }
+    return (uint32_t) seq_id < store.n_seq && store.seqs[seq_id].edited;
+}
+
+void llama_ecokv_on_reset(llama_ecokv_store * store, llama_seq_id seq_id) {
+    if (store) {
+        store->reset(seq_id);
+    }
+}
+
+bool llama_ecokv_on_seq_rm(llama_ecokv_store * store, llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
+    if (!store) {
+        return true;
+    }
+    if (covers_all(p0, p1)) {
+        store->reset(seq_id);
+        return true;
+    }
+    for (uint32_t s = 0; s < store->n_seq; ++s) {
+        const auto & seq = store->seqs[s];
+        const bool meant = seq_id < 0 || s == (uint32_t) seq_id;
+        if (meant && seq.edited && p0 < seq.safe_pos && (p1 < 0 || p1 > p0)) {
+            ecokv_fail(LLAMA_ECOKV_ERR_STATE, "sequence %u was evicted: positions below %d cannot be removed alone", s, seq.safe_pos);
+            return false;
+        }
+    }
+    return true;
+}
+
+bool llama_ecokv_on_seq_cp(llama_ecokv_store * store, llama_seq_id seq_id_src, llama_seq_id seq_id_dst, llama_pos p0, llama_pos p1) {
+    if (!store || seq_id_src == seq_id_dst || !is_edited(*store, seq_id_src)) {
+        return true;
+    }
+    ecokv_fail(LLAMA_ECOKV_ERR_STATE, "sequence %d was evicted: positions [%d, %d) of it cannot be copied", seq_id_src, p0, p1);
+    return false;
+}
+
+bool llama_ecokv_can_shift(const llama_ecokv_store * store, llama_seq_id seq_id) {
+    if (!store || !is_edited(*store, seq_id)) {
+        return true;
+    }
+    ecokv_fail(LLAMA_ECOKV_ERR_STATE, "sequence %d was evicted: its positions cannot be shifted", seq_id);
+    return false;
+}

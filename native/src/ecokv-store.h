@@ -1,0 +1,64 @@
+#pragma once
+
+// The query ring and what belongs to a sequence.
+
+#include "llama-ecokv.h"
+
+#include "ggml-cpp.h"
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+class llama_kv_cache;
+
+struct llama_ecokv_store {
+    struct layer {
+        int32_t       il     = -1;
+        int32_t       n_head = 0;
+        ggml_tensor * q      = nullptr; // F32 [d*n_head, n_seq*n_ring + 1], on the buffer type of the layer's K; the last row is trash
+
+        // seen when the graph was built
+        float         kq_scale = 0.0f;
+        ggml_tensor * sinks    = nullptr; // F32 [n_head], attention sinks of the model
+    };
+
+    // a ring slot; valid only while the cell still holds this position
+    struct slot {
+        int64_t   tick = -1; // -1: empty
+        llama_pos pos  = -1;
+        uint32_t  cell =  0;
+    };
+
+    // the evicted part of a sequence: its first n_rows rows differ between heads or are not a full prefix
+    struct lossy {
+        bool                   edited   = false;
+        int32_t                n_rows   = 0;
+        llama_pos              safe_pos = 0;
+        std::vector<llama_pos> pos; // true positions, [n_layer][n_head_kv][n_rows]
+    };
+
+    const llama_kv_cache * owner = nullptr; // the evictable cache; a sliding-window sibling shares the store for its guards
+
+    llama_ecokv_params params = {};
+
+    uint32_t n_seq  = 0;
+    uint32_t n_ring = 0; // slots per sequence: window + rollback
+    int64_t  tick   = 0;
+
+    std::vector<layer>    layers; // as in the cache
+    std::vector<slot>     slots;  // [n_seq][n_ring]
+    std::vector<uint32_t> head;   // [n_seq] next slot
+    std::vector<lossy>    seqs;   // [n_seq]
+
+    std::vector<llama_ecokv_counters> counters; // [n_layer]
+
+    std::vector<std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>> ctxs_bufs;
+
+    // a scheduler of our own: the scheduler of the context and its reusable graphs are never touched
+    ggml_backend_sched_ptr sched;
+    size_t                 sched_nodes = 0;
+
+    void   reset(llama_seq_id seq_id); // < 0: all
+    size_t bytes() const;
+};

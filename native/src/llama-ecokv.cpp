@@ -1,0 +1,394 @@
+// The public C API: argument checks, timings, and the three steps in a row.
+
+#include "llama-ecokv.h"
+
+#include "ecokv-access.h"
+#include "ecokv-apply.h"
+#include "ecokv-features.h"
+#include "ecokv-plan.h"
+#include "ecokv-policy.h"
+
+#include "llama-hparams.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+// no exception may cross the C API
+template <typename F>
+static int32_t guarded(F fn) {
+    try {
+        return fn();
+    } catch (const std::bad_alloc &) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_ALLOC, "out of memory");
+    } catch (const std::exception & e) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_COMPUTE, "%s", e.what());
+    }
+}
+
+template <typename F>
+static int32_t with_seq(llama_context * ctx, llama_seq_id seq_id, F fn) {
+    return guarded([&]() -> int32_t {
+        ecokv_seq seq;
+        const int32_t status = llama_ecokv_access::open(ctx, seq_id, seq);
+        return status == LLAMA_ECOKV_OK ? fn(seq) : status;
+    });
+}
+
+int32_t llama_ecokv_abi_version(void) {
+    return LLAMA_ECOKV_ABI_VERSION;
+}
+
+llama_ecokv_params llama_ecokv_params_default(void) {
+    return { /*.n_window =*/ 8, /*.n_rollback =*/ 8, /*.path =*/ LLAMA_ECOKV_PATH_AUTO };
+}
+
+//
+// context
+//
+
+int32_t llama_ecokv_check(llama_context * ctx) {
+    int32_t status;
+    llama_ecokv_access::find(*ctx, status);
+    return status;
+}
+
+// rings on the buffer type of each layer's K
+static int32_t alloc_rings(llama_ecokv_store & st, llama_kv_cache & kv) {
+    const auto layers = llama_ecokv_access::layers(kv, 0);
+
+    std::vector<std::pair<ggml_backend_buffer_type_t, ggml_context_ptr>> ctxs;
+
+    for (const auto & l : layers) {
+        auto * buft = ggml_backend_buffer_get_type(l.k->buffer);
+
+        auto it = std::find_if(ctxs.begin(), ctxs.end(), [&](const auto & c) { return c.first == buft; });
+        if (it == ctxs.end()) {
+            ctxs.emplace_back(buft, ggml_context_ptr(ggml_init({ ggml_tensor_overhead()*(layers.size() + 1), nullptr, true })));
+            it = std::prev(ctxs.end());
+        }
+
+        llama_ecokv_store::layer layer;
+        layer.il     = l.il;
+        layer.n_head = l.n_head;
+        layer.q      = ggml_new_tensor_2d(it->second.get(), GGML_TYPE_F32, (int64_t) l.d_k*l.n_head, (int64_t) st.n_seq*st.n_ring + 1);
+        ggml_format_name(layer.q, "ecokv_q_l%d", l.il);
+        st.layers.push_back(layer);
+
+        st.counters.push_back({ l.il, l.n_head_kv, 0, 0, 0 });
+    }
+
+    for (auto & [buft, ctx] : ctxs) {
+        auto * buf = ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), buft);
+        if (!buf) {
+            return ecokv_fail(LLAMA_ECOKV_ERR_ALLOC, "no memory for the query rings on %s", ggml_backend_buft_name(buft));
+        }
+        ggml_backend_buffer_clear(buf, 0);
+        st.ctxs_bufs.emplace_back(std::move(ctx), buf);
+    }
+    return LLAMA_ECOKV_OK;
+}
+
+int32_t llama_ecokv_enable(llama_context * ctx, llama_ecokv_params params) {
+    return guarded([&]() -> int32_t {
+        int32_t status;
+        auto * kv = llama_ecokv_access::find(*ctx, status);
+        if (!kv) {
+            return status;
+        }
+        if (params.n_window < 1 || params.n_window > 1024 || params.n_rollback < 0 || params.n_rollback > 1024 ||
+            params.path < LLAMA_ECOKV_PATH_AUTO || params.path > LLAMA_ECOKV_PATH_GRAPH) {
+            return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "window = %d (1 .. 1024), rollback = %d (0 .. 1024), path = %d",
+                    params.n_window, params.n_rollback, params.path);
+        }
+
+        llama_ecokv_shape shape;
+        llama_ecokv_access::shape(*kv, shape);
+
+        auto st = std::make_shared<llama_ecokv_store>();
+
+        st->owner  = kv;
+        st->params = params;
+        st->n_seq  = shape.n_seq_max;
+        st->n_ring = params.n_window + params.n_rollback;
+        st->slots.resize((size_t) st->n_seq*st->n_ring);
+        st->head .resize(st->n_seq, 0);
+        st->seqs .resize(st->n_seq);
+
+        status = alloc_rings(*st, *kv);
+        if (status == LLAMA_ECOKV_OK) {
+            llama_ecokv_access::install(*ctx, *kv, st);
+        }
+        return status;
+    });
+}
+
+int32_t llama_ecokv_disable(llama_context * ctx) {
+    return guarded([&]() -> int32_t {
+        int32_t status;
+        auto * kv = llama_ecokv_access::find(*ctx, status);
+        if (kv && llama_ecokv_access::store(*kv)) {
+            llama_ecokv_access::install(*ctx, *kv, nullptr);
+        }
+        return status;
+    });
+}
+
+int32_t llama_ecokv_get_shape(llama_context * ctx, llama_ecokv_shape * shape) {
+    int32_t status;
+    auto * kv = llama_ecokv_access::find(*ctx, status);
+    if (kv) {
+        llama_ecokv_access::shape(*kv, *shape);
+    }
+    return status;
+}
+
+int32_t llama_ecokv_get_counters(llama_context * ctx, llama_ecokv_counters * counters, int32_t n_max) {
+    return with_seq(ctx, 0, [&](const ecokv_seq & seq) {
+        const auto & src = seq.store->counters;
+        std::copy_n(src.begin(), std::min<size_t>(src.size(), std::max(0, n_max)), counters);
+        return (int32_t) src.size();
+    });
+}
+
+int64_t llama_ecokv_ring_bytes(llama_context * ctx) {
+    int32_t status;
+    auto * kv = llama_ecokv_access::find(*ctx, status);
+    return kv && llama_ecokv_access::store(*kv) ? (int64_t) llama_ecokv_access::store(*kv)->bytes() : 0;
+}
+
+//
+// sequence
+//
+
+int32_t llama_ecokv_n_rows(llama_context * ctx, llama_seq_id seq_id) {
+    return with_seq(ctx, seq_id, [](const ecokv_seq & seq) { return seq.n(); });
+}
+
+int32_t llama_ecokv_n_query(llama_context * ctx, llama_seq_id seq_id) {
+    return with_seq(ctx, seq_id, [](const ecokv_seq & seq) { return (int32_t) ecokv_valid_slots(seq).size(); });
+}
+
+int32_t llama_ecokv_is_lossy(llama_context * ctx, llama_seq_id seq_id) {
+    return with_seq(ctx, seq_id, [](const ecokv_seq & seq) { return (int32_t) seq.store->seqs[seq.id].edited; });
+}
+
+int32_t llama_ecokv_safe_pos(llama_context * ctx, llama_seq_id seq_id) {
+    return with_seq(ctx, seq_id, [](const ecokv_seq & seq) { return (int32_t) seq.store->seqs[seq.id].safe_pos; });
+}
+
+static int32_t compute_features(const ecokv_seq & seq, llama_ecokv_features & f, ecokv_feature_stats & stats) {
+    const auto queries = ecokv_queries_get(seq);
+
+    f.n_query = (int32_t) queries.ranks.size();
+    if (f.attn && queries.ranks.empty()) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_STATE,
+                "no query of sequence %d to score with: decode at least one token after enabling, restoring or rolling back", seq.id);
+    }
+    return ecokv_features_compute({ seq, queries, f, llama_ecokv_access::n_threads(*seq.ctx) }, stats);
+}
+
+int32_t llama_ecokv_features_get(llama_context * ctx, llama_seq_id seq_id, llama_ecokv_features * features) {
+    return with_seq(ctx, seq_id, [&](const ecokv_seq & seq) -> int32_t {
+        if (features->n_sink < 0 || features->n_recent < 0) {
+            return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "n_sink = %d, n_recent = %d: neither can be negative", features->n_sink, features->n_recent);
+        }
+        features->n_layer         = (int32_t) seq.layers.size();
+        features->n_head_kv       = seq.n_head_kv;
+        features->n               = seq.n();
+        features->layer_n_head_kv = nullptr;
+
+        llama_ecokv_access::settle(seq);
+
+        ecokv_feature_stats stats;
+        return compute_features(seq, *features, stats);
+    });
+}
+
+static int32_t apply(const ecokv_seq & seq, const int32_t * keep, int32_t n_keep, ecokv_apply_stats & stats) {
+    const ecokv_kept kept = { (int32_t) seq.layers.size(), seq.n_head_kv, n_keep, keep };
+
+    const int32_t status = ecokv_apply_check(seq, kept);
+    return status == LLAMA_ECOKV_OK ? ecokv_apply(seq, kept, stats) : status;
+}
+
+int32_t llama_ecokv_apply(llama_context * ctx, llama_seq_id seq_id, const int32_t * keep, int32_t n_keep) {
+    return with_seq(ctx, seq_id, [&](const ecokv_seq & seq) {
+        llama_ecokv_access::settle(seq);
+
+        ecokv_apply_stats stats;
+        return apply(seq, keep, n_keep, stats);
+    });
+}
+
+static int32_t count_nonfinite(const ecokv_seq & seq, const llama_ecokv_features & f) {
+    int32_t res = 0;
+    for (int32_t i = 0; i < f.n_layer; ++i) {
+        for (int32_t h = 0; h < seq.layers[i].n_head_kv; ++h) {
+            const float * norm = f.key_norm + ((int64_t) i*f.n_head_kv + h)*f.n;
+            res += (int32_t) std::count_if(norm, norm + f.n, [](float x) { return std::isnan(x); });
+        }
+    }
+    return res;
+}
+
+static int32_t evict(const ecokv_seq & seq, const llama_ecokv_config & config, llama_ecokv_result & res) {
+    res.n_before = res.n_after = seq.n();
+
+    if (config.policy == LLAMA_ECOKV_POLICY_NONE || seq.n() <= config.budget) {
+        return LLAMA_ECOKV_OK;
+    }
+    if (seq.shared) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_SHARED, "sequence %d shares cells with another sequence", seq.id);
+    }
+
+    llama_ecokv_access::settle(seq);
+
+    const int64_t t0 = ggml_time_us();
+
+    const auto * info = ecokv_policy_get(config.policy);
+
+    ecokv_feature_arrays arrays;
+    arrays.resize(seq, config.n_sink, config.n_recent, info->want_attn, info->want_geometry);
+
+    ecokv_feature_stats feature_stats;
+    int32_t status = compute_features(seq, arrays.f, feature_stats);
+    if (status != LLAMA_ECOKV_OK) {
+        return status;
+    }
+
+    const int64_t t1 = ggml_time_us();
+
+    std::vector<int32_t> keep((size_t) arrays.f.n_layer*arrays.f.n_head_kv*config.budget);
+    const int32_t n_keep = llama_ecokv_plan(&arrays.f, &config, keep.data());
+    if (n_keep < 0) {
+        return n_keep;
+    }
+
+    const int64_t t2 = ggml_time_us();
+
+    ecokv_apply_stats apply_stats;
+    status = apply(seq, keep.data(), n_keep, apply_stats);
+    if (status != LLAMA_ECOKV_OK) {
+        return status;
+    }
+
+    res.n_after       = n_keep;
+    res.n_query       = info->want_attn ? arrays.f.n_query : 0;
+    res.n_nonfinite   = count_nonfinite(seq, arrays.f);
+    res.n_layer_host  = feature_stats.n_layer_host;
+    res.n_layer_graph = feature_stats.n_layer_graph;
+    res.t_features_ms = (t1 - t0)/1000.0;
+    res.t_plan_ms     = (t2 - t1)/1000.0;
+    res.t_apply_ms    = (ggml_time_us() - t2)/1000.0;
+    res.scratch_bytes = (int64_t) std::max(feature_stats.scratch_bytes, apply_stats.scratch_bytes);
+
+    return LLAMA_ECOKV_OK;
+}
+
+int32_t llama_ecokv_evict(llama_context * ctx, llama_seq_id seq_id, const llama_ecokv_config * config, llama_ecokv_result * result) {
+    return with_seq(ctx, seq_id, [&](const ecokv_seq & seq) {
+        llama_ecokv_result res = {};
+
+        int32_t status = ecokv_config_check(*config);
+        if (status == LLAMA_ECOKV_OK) {
+            status = evict(seq, *config, res);
+        }
+        if (result) {
+            *result = res;
+        }
+        return status;
+    });
+}
+
+//
+// what is in the cache
+//
+
+int32_t llama_ecokv_get_pos(llama_context * ctx, llama_seq_id seq_id, llama_pos * pos) {
+    return with_seq(ctx, seq_id, [&](const ecokv_seq & seq) {
+        for (int32_t r = 0; r < seq.n(); ++r) {
+            pos[r] = seq.cells->pos_get(seq.cell[r]);
+        }
+        return seq.n();
+    });
+}
+
+int32_t llama_ecokv_get_kept(llama_context * ctx, llama_seq_id seq_id, llama_pos * pos) {
+    return with_seq(ctx, seq_id, [&](const ecokv_seq & seq) {
+        const auto  & lossy = seq.store->seqs[seq.id];
+        const int32_t n     = seq.n();
+
+        for (int64_t at = 0; at < (int64_t) seq.layers.size()*seq.n_head_kv; ++at) {
+            for (int32_t r = 0; r < n; ++r) {
+                pos[at*n + r] = r < lossy.n_rows ? lossy.pos[at*lossy.n_rows + r] : seq.cells->pos_get(seq.cell[r]);
+            }
+        }
+        return n;
+    });
+}
+
+int64_t llama_ecokv_row_bytes(llama_context * ctx, int32_t layer, bool value) {
+    return with_seq(ctx, 0, [&](const ecokv_seq & seq) -> int32_t {
+        if (layer < 0 || layer >= (int32_t) seq.layers.size()) {
+            return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "layer %d does not exist", layer);
+        }
+        const auto & l = seq.layers[layer];
+        return (int32_t) (value ? ggml_row_size(l.v->type, (int64_t) l.d_v*l.n_head_kv) : ggml_row_size(l.k->type, (int64_t) l.d_k*l.n_head_kv));
+    });
+}
+
+int32_t llama_ecokv_get_rows(llama_context * ctx, llama_seq_id seq_id, int32_t layer, bool value, void * rows) {
+    return with_seq(ctx, seq_id, [&](const ecokv_seq & seq) -> int32_t {
+        if (layer < 0 || layer >= (int32_t) seq.layers.size()) {
+            return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "layer %d does not exist", layer);
+        }
+        llama_ecokv_access::settle(seq);
+
+        const auto & l = seq.layers[layer];
+        const auto * t = value ? l.v : l.k;
+
+        const int64_t d    = (int64_t) (value ? l.d_v : l.d_k)*l.n_head_kv;
+        const size_t  size = ggml_row_size(t->type, d);
+        auto        * out  = (uint8_t *) rows;
+
+        if (!value || !seq.v_trans) {
+            for (int32_t r = 0; r < seq.n(); ++r) {
+                ggml_backend_tensor_get(t, out + r*size, seq.cell[r]*t->nb[1], size);
+            }
+            return seq.n();
+        }
+
+        const size_t es = ggml_type_size(t->type);
+        std::vector<uint8_t> channel(t->ne[1]*es);
+        for (int64_t i = 0; i < d; ++i) {
+            ggml_backend_tensor_get(t, channel.data(), i*channel.size(), channel.size());
+            for (int32_t r = 0; r < seq.n(); ++r) {
+                memcpy(out + r*size + i*es, channel.data() + seq.cell[r]*es, es);
+            }
+        }
+        return seq.n();
+    });
+}
+
+int32_t llama_ecokv_get_queries(llama_context * ctx, llama_seq_id seq_id, int32_t layer, float * q, llama_pos * pos) {
+    return with_seq(ctx, seq_id, [&](const ecokv_seq & seq) -> int32_t {
+        if (layer < 0 || layer >= (int32_t) seq.layers.size()) {
+            return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "layer %d does not exist", layer);
+        }
+        llama_ecokv_access::settle(seq);
+
+        const auto   slots = ecokv_valid_slots(seq);
+        const auto * t     = seq.store->layers[layer].q;
+
+        for (size_t j = 0; j < slots.size(); ++j) {
+            if (q) {
+                ggml_backend_tensor_get(t, q + j*t->ne[0], slots[j]*t->nb[1], t->nb[1]);
+            }
+            if (pos) {
+                pos[j] = seq.store->slots[slots[j]].pos;
+            }
+        }
+        return (int32_t) slots.size();
+    });
+}
