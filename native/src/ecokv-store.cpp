@@ -24,6 +24,18 @@ void llama_ecokv_store::reset(llama_seq_id seq_id) {
     }
 }
 
+void llama_ecokv_store::rewind(llama_seq_id seq_id, llama_pos p0) {
+    for (uint32_t i = 0; i < n_ring; ++i) {
+        const uint32_t last = (head[seq_id] + n_ring - 1) % n_ring;
+        auto & s = slots[seq_id*n_ring + last];
+        if (s.tick < 0 || s.pos < p0) {
+            return;
+        }
+        s = {};
+        head[seq_id] = last;
+    }
+}
+
 size_t llama_ecokv_store::bytes() const {
     size_t res = 0;
     for (const auto & [_, buf] : ctxs_bufs) {
@@ -238,12 +250,18 @@ bool llama_ecokv_on_seq_rm(llama_ecokv_store * store, llama_seq_id seq_id, llama
         store->reset(seq_id);
         return true;
     }
+    auto meant = [&](uint32_t s) { return seq_id < 0 || s == (uint32_t) seq_id; };
+
     for (uint32_t s = 0; s < store->n_seq; ++s) {
         const auto & seq = store->seqs[s];
-        const bool meant = seq_id < 0 || s == (uint32_t) seq_id;
-        if (meant && seq.edited && p0 < seq.safe_pos && (p1 < 0 || p1 > p0)) {
+        if (meant(s) && seq.edited && p0 < seq.safe_pos && (p1 < 0 || p1 > p0)) {
             ecokv_fail(LLAMA_ECOKV_ERR_STATE, "sequence %u was evicted: positions below %d cannot be removed alone", s, seq.safe_pos);
             return false;
+        }
+    }
+    for (uint32_t s = 0; s < store->n_seq; ++s) {
+        if (meant(s) && (p1 < 0 || p1 == std::numeric_limits<llama_pos>::max())) {
+            store->rewind(s, p0);
         }
     }
     return true;

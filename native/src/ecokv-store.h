@@ -59,6 +59,7 @@ struct llama_ecokv_store {
     ggml_backend_sched_ptr sched;
     size_t                 sched_nodes = 0;
 
-    void   reset(llama_seq_id seq_id); // < 0: all
+    void   reset (llama_seq_id seq_id); // < 0: all
+    void   rewind(llama_seq_id seq_id, llama_pos p0); // drops the newest slots at or after p0: drafts that are rolled back
     size_t bytes() const;
 };
