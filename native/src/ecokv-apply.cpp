@@ -14,15 +14,21 @@ int32_t ecokv_apply_check(const ecokv_seq & seq, const ecokv_kept & kept) {
         return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "a kept set of %d x %d x %d does not fit %zu layers, %d heads, %d rows",
                 kept.n_layer, kept.n_head_kv, kept.n_keep, seq.layers.size(), seq.n_head_kv, n);
     }
+
+    int32_t last = -1;
     for (int32_t i = 0; i < kept.n_layer; ++i) {
         for (int32_t h = 0; h < seq.layers[i].n_head_kv; ++h) {
             const int32_t * ranks = kept.head(i, h);
+            last = std::max(last, ranks[kept.n_keep - 1]);
             for (int32_t j = 0; j < kept.n_keep; ++j) {
                 if (ranks[j] < 0 || ranks[j] >= n || (j > 0 && ranks[j] <= ranks[j - 1])) {
                     return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "layer %d, KV head %d: rank %d at %d is not ascending in [0, %d)", i, h, ranks[j], j, n);
                 }
             }
         }
+    }
+    if (last != n - 1) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "the last row (%d) stays in no head: the next position would not follow", n - 1);
     }
     return LLAMA_ECOKV_OK;
 }

@@ -74,7 +74,7 @@ static std::vector<int32_t> random_sets(const llama_ecokv_shape & s, int n, int 
     std::mt19937 rng(seed);
     std::vector<int32_t> res;
     for (int i = 0; i < s.n_layer*s.n_head_kv; ++i) {
-        std::set<int32_t> set;
+        std::set<int32_t> set = { n - 1 };
         while ((int) set.size() < n_keep) {
             set.insert(rng() % n);
         }
@@ -293,6 +293,10 @@ static void test_bad_calls(const tiny_model & m) {
     CHECK(llama_ecokv_apply(s.ctx, 0, keep.data(), 20) == LLAMA_ECOKV_ERR_PARAM); // not ascending
     CHECK(llama_ecokv_apply(s.ctx, 0, keep.data(), 51) == LLAMA_ECOKV_ERR_PARAM);
     CHECK(llama_ecokv_apply(s.ctx, 0, keep.data(), 0)  == LLAMA_ECOKV_ERR_PARAM);
+    for (size_t i = 0; i < keep.size(); ++i) {
+        keep[i] = i % 20; // the last row stays nowhere
+    }
+    CHECK(llama_ecokv_apply(s.ctx, 0, keep.data(), 20) == LLAMA_ECOKV_ERR_PARAM);
     CHECK(all_rows(s) == rows);
 
     for (int window : { 0, -1, 5000 }) {

@@ -105,12 +105,12 @@ struct tiny_model {
     llama_model * model;
     int           n_vocab;
 
-    explicit tiny_model(const tiny_config & c = {}) : n_vocab(c.n_vocab) {
+    explicit tiny_model(const tiny_config & c = {}, llama_model_params params = llama_model_default_params()) : n_vocab(c.n_vocab) {
         const char * dir = getenv("TMPDIR");
         static int count = 0;
         path = std::string(dir ? dir : "/tmp") + "/ecokv-tiny-" + std::to_string((unsigned) std::random_device()()) + "-" + std::to_string(count++) + ".gguf";
         tiny_model_write(c, path);
-        model = llama_model_load_from_file(path.c_str(), llama_model_default_params());
+        model = llama_model_load_from_file(path.c_str(), params);
         CHECK(model);
     }
     tiny_model(const tiny_model &) = delete;
