@@ -21,14 +21,14 @@ Bool = npt.NDArray[np.bool_]
 
 
 class Config(Protocol):
-    """What the definition reads of an ``EvictionConfig``; sinks and recents are resolved numbers."""
+    """What the definition reads of an ``EvictionConfig``."""
 
     @property
     def policy(self) -> str: ...
     @property
-    def sinks(self) -> int: ...
+    def n_sinks(self) -> int: ...
     @property
-    def recent(self) -> int: ...
+    def n_recent(self) -> int: ...
     @property
     def kernel(self) -> int: ...
     @property
@@ -329,7 +329,7 @@ def select(scores: F32, budget: int, config: Config) -> I32:
     n_heads, n_tokens = scores.shape
     if config.policy == "none" or n_tokens <= budget:
         return np.tile(np.arange(n_tokens, dtype=np.int32), (n_heads, 1))
-    smallest = config.sinks + config.recent + 1
+    smallest = config.n_sinks + config.n_recent + 1
     if budget < smallest:
         raise ValueError(f"a budget of {budget} is below {smallest}, the smallest that works")
     order = np.argsort(scores, axis=-1, kind="stable")  # by score, then by position
@@ -348,7 +348,7 @@ def evict(
 
     Raises ValueError if a sink or recent token holds NaN or Inf, or the budget is too small.
     """
-    f = features(k, v, q, sinks=config.sinks, recent=config.recent, scale=scale)
+    f = features(k, v, q, sinks=config.n_sinks, recent=config.n_recent, scale=scale)
     protected = np.ones(k.shape[1], bool)
     protected[f.lo : f.hi] = False
     if k.shape[1] > budget and not f.finite[:, protected].all():

@@ -188,8 +188,10 @@ LLAMA_API int32_t llama_ecokv_evict(struct llama_context * ctx, llama_seq_id seq
 LLAMA_API int32_t llama_ecokv_get_pos (struct llama_context * ctx, llama_seq_id seq_id, llama_pos * pos);
 // true position of every row of every layer and KV head, [n_layer][n_head_kv][n_rows]
 LLAMA_API int32_t llama_ecokv_get_kept(struct llama_context * ctx, llama_seq_id seq_id, llama_pos * pos);
-// bytes of one row of K (V) of layer i
+// bytes of one row of K (V) of layer i, over all its KV heads; works without enabling
 LLAMA_API int64_t llama_ecokv_row_bytes(struct llama_context * ctx, int32_t layer, bool value);
+// size of a key of one head of layer i; works without enabling
+LLAMA_API int32_t llama_ecokv_head_size(struct llama_context * ctx, int32_t layer);
 // raw bytes in rank order, [n_rows][row_bytes]; a transposed V is returned row by row
 LLAMA_API int32_t llama_ecokv_get_rows(struct llama_context * ctx, llama_seq_id seq_id, int32_t layer, bool value, void * rows);
 // valid ring queries of layer i, oldest first, [n_query][n_head*d], and their positions; either may be NULL. returns n_query

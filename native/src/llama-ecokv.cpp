@@ -328,14 +328,31 @@ int32_t llama_ecokv_get_kept(llama_context * ctx, llama_seq_id seq_id, llama_pos
     });
 }
 
-int64_t llama_ecokv_row_bytes(llama_context * ctx, int32_t layer, bool value) {
-    return with_seq(ctx, 0, [&](const ecokv_seq & seq) -> int32_t {
-        if (layer < 0 || layer >= (int32_t) seq.layers.size()) {
+template <typename F>
+static int32_t with_layer(llama_context * ctx, int32_t layer, F fn) {
+    return guarded([&]() -> int32_t {
+        int32_t status;
+        auto * kv = llama_ecokv_access::find(*ctx, status);
+        if (!kv) {
+            return status;
+        }
+        const auto layers = llama_ecokv_access::layers(*kv, 0);
+        if (layer < 0 || layer >= (int32_t) layers.size()) {
             return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "layer %d does not exist", layer);
         }
-        const auto & l = seq.layers[layer];
-        return (int32_t) (value ? ggml_row_size(l.v->type, (int64_t) l.d_v*l.n_head_kv) : ggml_row_size(l.k->type, (int64_t) l.d_k*l.n_head_kv));
+        return fn(layers[layer]);
     });
+}
+
+int64_t llama_ecokv_row_bytes(llama_context * ctx, int32_t layer, bool value) {
+    return with_layer(ctx, layer, [&](const ecokv_layer & l) {
+        const ggml_tensor * t = value ? l.v : l.k;
+        return (int32_t) ggml_row_size(t->type, (int64_t) (value ? l.d_v : l.d_k)*l.n_head_kv);
+    });
+}
+
+int32_t llama_ecokv_head_size(llama_context * ctx, int32_t layer) {
+    return with_layer(ctx, layer, [](const ecokv_layer & l) { return l.d_k; });
 }
 
 int32_t llama_ecokv_get_rows(llama_context * ctx, llama_seq_id seq_id, int32_t layer, bool value, void * rows) {

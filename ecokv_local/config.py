@@ -1,0 +1,162 @@
+"""Settings of eviction and sampling. Frozen; a bad value is a UsageError at construction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from ecokv_local.budget import Budget
+from ecokv_local.errors import BudgetError, UsageError
+
+
+@dataclass(frozen=True)
+class PolicyInfo:
+    """A way to choose what stays. ``sinks`` and ``recent`` are what it always keeps by default."""
+
+    name: str
+    summary: str
+    sinks: int
+    recent: int
+
+
+POLICIES: dict[str, PolicyInfo] = {
+    p.name: p
+    for p in (
+        PolicyInfo("ecokv", "importance and diversity, weighed by the head's redundancy", 4, 8),
+        PolicyInfo("snapkv", "attention of the window, pooled", 0, 8),
+        PolicyInfo("streaming", "sinks and the most recent tokens", 4, 0),
+        PolicyInfo("random", "seeded noise, the control", 4, 8),
+        PolicyInfo("none", "full cache", 0, 0),
+    )
+}
+
+COMPOSE = ("or", "sum", "max", "prod")
+HEAD_WEIGHT = ("both", "cos", "euclid")
+VALUE_NORM = ("off", "add", "mul")
+
+
+def _choice(name: str, value: object, choices: tuple[str, ...] | list[str]) -> None:
+    if value not in choices:
+        raise UsageError(f"{name} {value!r} does not exist", hint=f"choose from {', '.join(choices)}")
+
+
+def _at_least(name: str, value: object, smallest: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < smallest:
+        raise UsageError(f"{name} {value!r}: a whole number from {smallest} on is needed")
+
+
+@dataclass(frozen=True)
+class EvictionConfig:
+    """What stays in the cache, and how that is decided (``docs/method.md``).
+
+    Without a ``budget`` nothing is evicted and the model runs bit for bit as in llama.cpp.
+    ``sinks`` and ``recent`` left out are the policy's own. ``window`` counts the queries that vote;
+    ``kernel`` is the width of the pooling of their attention; ``slack`` the tokens by which the cache
+    may grow past the budget while an answer is generated.
+    """
+
+    policy: str = "ecokv"
+    budget: Budget | str | int | None = None
+    sinks: int | None = None
+    recent: int | None = None
+    window: int = 8
+    kernel: int = 5
+    compose: Literal["or", "sum", "max", "prod"] = "or"
+    head_weight: Literal["both", "cos", "euclid"] | float = "both"
+    value_norm: Literal["off", "add", "mul"] = "off"
+    lam: float = 0.5
+    seed: int = 0
+    slack: int = 64
+
+    def __post_init__(self) -> None:
+        _choice("policy", self.policy, list(POLICIES))
+        if self.budget is not None:
+            object.__setattr__(self, "budget", Budget.parse(self.budget))
+        _at_least("sinks", self.n_sinks, 0)
+        _at_least("recent", self.n_recent, 0)
+        _at_least("window", self.window, 1)
+        _at_least("slack", self.slack, 1)
+        _at_least("seed", self.seed, 0)
+        _at_least("kernel", self.kernel, 1)
+        if self.kernel % 2 == 0:
+            raise UsageError(f"kernel {self.kernel}: an odd number is needed")
+        if self.window > 1024:
+            raise UsageError(f"window {self.window}: at most 1024 queries vote")
+        _choice("compose", self.compose, COMPOSE)
+        _choice("value_norm", self.value_norm, VALUE_NORM)
+        if isinstance(self.head_weight, str):
+            _choice("head_weight", self.head_weight, HEAD_WEIGHT)
+        elif not 0 <= self.head_weight <= 1:
+            raise UsageError(f"head_weight {self.head_weight}: a number from 0 to 1 is needed")
+        if not 0 <= self.lam <= 1:
+            raise UsageError(f"lam {self.lam}: a number from 0 to 1 is needed")
+        if isinstance(self.budget, Budget) and self.budget.unit == "pairs" and self.enabled:
+            self.pairs(0, 1)
+
+    @property
+    def n_sinks(self) -> int:
+        """First tokens that always stay."""
+        return POLICIES[self.policy].sinks if self.sinks is None else self.sinks
+
+    @property
+    def n_recent(self) -> int:
+        """Last tokens that always stay."""
+        return POLICIES[self.policy].recent if self.recent is None else self.recent
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything will ever be evicted."""
+        return self.budget is not None and self.policy != "none"
+
+    def budget_min(self) -> int:
+        """Smallest budget that works: what always stays and one more."""
+        return self.n_sinks + self.n_recent + 1
+
+    def pairs(self, n_prompt: int, bytes_per_pair: int) -> int:
+        """The budget in KV pairs per layer and head.
+
+        Raises BudgetError if it is below ``budget_min``. A share of a prompt that comes out below
+        is raised to it: the user asked for a ratio, not for a number that cannot work.
+        """
+        budget = Budget.parse(self.budget if self.budget is not None else 1)
+        pairs = budget.resolve(n_prompt, bytes_per_pair)
+        if budget.unit == "percent":
+            return max(pairs, self.budget_min())
+        if pairs < self.budget_min():
+            raise BudgetError(
+                f"budget {budget} ({pairs} KV pairs) is below {self.budget_min()}: "
+                f"{self.n_sinks} sinks + {self.n_recent} recent + 1",
+                hint=f"use --budget {self.budget_min()} or more, or lower --sinks and --recent",
+            )
+        return pairs
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How the next token is drawn. ``temp`` 0 is greedy: the same input gives the same answer."""
+
+    temp: float = 0.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temp <= 100:
+            raise UsageError(f"temp {self.temp}: a number from 0 on is needed")
+        if self.top_k < 0:
+            raise UsageError(f"top_k {self.top_k}: a whole number from 0 (off) on is needed")
+        for name in ("top_p", "min_p"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"{name} {getattr(self, name)}: a number from 0 to 1 is needed")
+        if self.seed is not None and not 0 <= self.seed < 2**32:
+            raise UsageError(f"seed {self.seed}: a whole number from 0 to {2**32 - 1} is needed")
+
+
+def changed(config: Any, **values: Any) -> Any:
+    """A copy of a frozen config with some fields set anew; unknown names are a UsageError."""
+    known = {f.name for f in fields(config)}
+    for name in values:
+        if name not in known:
+            raise UsageError(f"there is no setting {name!r}", hint=f"known: {', '.join(sorted(known))}")
+    return type(config)(**{f.name: getattr(config, f.name) for f in fields(config)} | values)

@@ -1,0 +1,225 @@
+"""A llama_context with its cache. Positions, rows and cells are three numbers here, never one."""
+
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ecokv_local import native
+from ecokv_local.config import COMPOSE, HEAD_WEIGHT, VALUE_NORM, EvictionConfig
+from ecokv_local.errors import EcokvError, MemoryLimitError, StateError
+
+_SEQ = 0
+
+
+@dataclass(frozen=True)
+class ContextParams:
+    """What a context is made with; the types are numbers of ``ggml_type``."""
+
+    n_cells: int
+    n_batch: int
+    n_ubatch: int
+    threads: int
+    flash_attn: int  # llama_flash_attn_type: -1 auto, 0 off, 1 on
+    type_k: int
+    type_v: int
+
+
+@dataclass(frozen=True)
+class EvictionResult:
+    """One eviction: rows per layer and KV head before and after, and what it took."""
+
+    n_before: int
+    n_after: int
+    n_query: int
+    n_nonfinite: int
+    n_layer_host: int
+    n_layer_graph: int
+    t_features_ms: float
+    t_plan_ms: float
+    t_apply_ms: float
+    scratch_bytes: int
+
+    @property
+    def t_ms(self) -> float:
+        """Milliseconds of the three steps together."""
+        return self.t_features_ms + self.t_plan_ms + self.t_apply_ms
+
+
+def native_config(config: EvictionConfig, pairs: int) -> native.Config:
+    """``llama_ecokv_config`` of a config with a budget of ``pairs``."""
+    fixed = not isinstance(config.head_weight, str)
+    return native.Config(
+        policy=native.check(native.lib.llama_ecokv_policy_by_name(config.policy.encode())),
+        budget=pairs,
+        n_sink=config.n_sinks,
+        n_recent=config.n_recent,
+        kernel=config.kernel,
+        compose=COMPOSE.index(config.compose),
+        head_weight=len(HEAD_WEIGHT) if fixed else HEAD_WEIGHT.index(str(config.head_weight)),
+        value_norm=VALUE_NORM.index(config.value_norm),
+        lam=config.lam,
+        head_weight_fixed=float(config.head_weight) if fixed else 0.5,
+        seed=config.seed % 2**32,
+    )
+
+
+class Context:
+    """One sequence in one llama_context. Owns the native object; ``close`` is idempotent."""
+
+    def __init__(self, model: Any, params: ContextParams, adapters: Sequence[Any] = ()) -> None:
+        llama = native.llama
+        p = llama.llama_context_default_params()
+        p.n_ctx, p.n_batch, p.n_ubatch = params.n_cells, params.n_batch, params.n_ubatch
+        p.n_threads = p.n_threads_batch = params.threads
+        p.flash_attn_type = params.flash_attn
+        p.type_k, p.type_v = params.type_k, params.type_v
+        p.no_perf = True
+        native.log.take()
+        self.ptr: Any = llama.llama_init_from_model(model, p)
+        if not self.ptr:
+            raise MemoryLimitError(
+                f"no context of {params.n_cells} cells: {native.log.take() or 'out of memory'}",
+                hint="use a smaller --ctx-size or cache type (-ctk q8_0 -ctv q8_0 -fa on)",
+            )
+        self.params = params
+        self._vocab = llama.llama_model_get_vocab(model)
+        self.n_vocab = int(llama.llama_vocab_n_tokens(self._vocab))
+        self._batch = llama.llama_batch_init(params.n_batch, 0, 1)
+        self.n_position = 0
+        self._rows = 0
+        self.enabled = False
+        if adapters:
+            self._set_adapters(adapters)
+
+    def _set_adapters(self, adapters: Sequence[Any]) -> None:
+        pointers = (c.c_void_p * len(adapters))(*adapters)
+        scales = (c.c_float * len(adapters))(*[1.0] * len(adapters))
+        if native.llama.llama_set_adapters_lora(self.ptr, pointers, len(adapters), scales) != 0:
+            raise StateError("the LoRA adapters could not be applied to the context")
+
+    # ---- sizes
+
+    @property
+    def n_cells(self) -> int:
+        """Allocated cells."""
+        return int(native.llama.llama_n_ctx(self.ptr))
+
+    @property
+    def n_rows(self) -> int:
+        """Rows held per layer and KV head."""
+        if self.enabled:
+            return native.check(native.lib.llama_ecokv_n_rows(self.ptr, _SEQ))
+        return self._rows
+
+    def bytes_per_row(self) -> int:
+        """Bytes of K and V of one row over all evictable layers; 0 if the memory has no such rows."""
+        shape = native.Shape()
+        if native.lib.llama_ecokv_get_shape(self.ptr, c.byref(shape)) != 0:
+            return 0
+        row_bytes = native.lib.llama_ecokv_row_bytes
+        return sum(
+            int(row_bytes(self.ptr, il, value)) for il in range(shape.n_layer) for value in (0, 1)
+        )
+
+    # ---- reading and writing tokens
+
+    def decode(self, tokens: Sequence[int]) -> None:
+        """Append tokens (at most ``n_batch``) at the next position; the last one gets logits."""
+        batch = self._batch
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i] = token
+            batch.pos[i] = self.n_position + i
+            batch.n_seq_id[i] = 1
+            batch.seq_id[i][0] = _SEQ
+            batch.logits[i] = i == len(tokens) - 1
+        native.log.take()
+        status = int(native.llama.llama_decode(self.ptr, batch))
+        if status != 0:
+            raise EcokvError(
+                f"the model could not read {len(tokens)} tokens at position {self.n_position} "
+                f"(status {status}): {native.log.take() or 'no detail'}"
+            )
+        self.appended(len(tokens), len(tokens))
+
+    def appended(self, n_tokens: int, n_positions: int) -> None:
+        """Book rows and positions that were written from outside (image chunks)."""
+        self._rows += n_tokens
+        self.n_position += n_positions
+
+    def logits(self) -> npt.NDArray[np.float32]:
+        """A copy of the logits of the last token, ``[n_vocab]``."""
+        pointer = native.llama.llama_get_logits_ith(self.ptr, -1)
+        return np.ctypeslib.as_array(pointer, (self.n_vocab,)).copy()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        native.llama.llama_memory_clear(native.llama.llama_get_memory(self.ptr), True)
+        self._rows = self.n_position = 0
+
+    def rollback(self, n_position: int, n_rows: int) -> bool:
+        """Back to an earlier state; False (and nothing changed) where the cache cannot do that."""
+        if n_position == self.n_position:
+            return True
+        if n_position == 0:
+            self.clear()
+            return True
+        memory = native.llama.llama_get_memory(self.ptr)
+        if not native.llama.llama_memory_seq_rm(memory, _SEQ, n_position, -1):
+            return False
+        self.n_position, self._rows = n_position, n_rows
+        return True
+
+    # ---- eviction
+
+    def enable(self, window: int) -> None:
+        """Keep the queries of the last ``window`` tokens. Raises ModelError with the reason if this
+        kind of memory cannot be evicted."""
+        params = native.lib.llama_ecokv_params_default()
+        params.n_window = window
+        native.check(native.lib.llama_ecokv_enable(self.ptr, params))
+        self.enabled = True
+
+    def disable(self) -> None:
+        """Back to the graph of llama.cpp; what was evicted stays evicted."""
+        self._rows = self.n_rows
+        native.check(native.lib.llama_ecokv_disable(self.ptr))
+        self.enabled = False
+
+    @property
+    def lossy(self) -> bool:
+        """Whether rows of this sequence were evicted."""
+        return self.enabled and native.check(native.lib.llama_ecokv_is_lossy(self.ptr, _SEQ)) == 1
+
+    def evict(self, config: EvictionConfig, pairs: int) -> EvictionResult:
+        """Down to ``pairs`` rows per layer and KV head."""
+        result = native.Result()
+        settings = native_config(config, pairs)
+        status = native.lib.llama_ecokv_evict(
+            self.ptr, _SEQ, c.byref(settings), c.byref(result)
+        )
+        native.check(status)
+        return EvictionResult(**result.to_dict())
+
+    def counters(self) -> list[dict[str, int]]:
+        """Per evictable layer: evictions, KV pairs seen before them and kept by them."""
+        if not self.enabled:
+            return []
+        shape = native.Shape()
+        native.check(native.lib.llama_ecokv_get_shape(self.ptr, c.byref(shape)))
+        counters = (native.Counters * shape.n_layer)()
+        native.check(native.lib.llama_ecokv_get_counters(self.ptr, counters, shape.n_layer))
+        return [item.to_dict() for item in counters]
+
+    def close(self) -> None:
+        """Free the native context."""
+        if self.ptr:
+            native.llama.llama_batch_free(self._batch)
+            native.llama.llama_free(self.ptr)
+            self.ptr = None

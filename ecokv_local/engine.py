@@ -1,0 +1,244 @@
+"""A loaded model, with its projector and adapters."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ecokv_local.cache_types import check_pair, type_number
+from ecokv_local.config import EvictionConfig, SamplingConfig
+from ecokv_local.errors import ModelError, StateError, UsageError
+from ecokv_local.gguf_meta import check_complete, check_projector, read_meta
+from ecokv_local.models import built_in
+
+if TYPE_CHECKING:
+    from ecokv_local.context import Context
+    from ecokv_local.projector import Projector
+    from ecokv_local.session import Session
+
+_FLASH = {"auto": -1, "off": 0, "on": 1}
+
+#: Cells where neither the caller nor the model asks for fewer: a model's own 128k must not eat the
+#: memory of a laptop.
+DEFAULT_CELLS = 4096
+
+
+class Engine:
+    """A model that sessions run on. A context manager; ``close`` is idempotent.
+
+    Without ``model`` the built-in one is used. ``lora`` are adapter files, ``gpu_layers`` is a number,
+    ``"auto"`` or ``"all"``, the cache types are names of ggml types. Raises ModelError for files that
+    cannot be used and UsageError for settings that cannot work, before anything large is loaded.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        mmproj: str | Path | None = None,
+        *,
+        lora: Sequence[str | Path] = (),
+        n_ctx: int | None = None,
+        n_batch: int = 512,
+        n_ubatch: int = 512,
+        threads: int | None = None,
+        gpu_layers: int | str = "auto",
+        flash_attn: str = "auto",
+        cache_type_k: str = "f16",
+        cache_type_v: str = "f16",
+        image_max_tokens: int | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self._ptr: Any = None
+        self._adapters: list[Any] = []
+        self._projector: Projector | None = None
+        self._sessions: list[Session] = []
+        if flash_attn not in _FLASH:
+            raise UsageError(f"flash_attn {flash_attn!r}", hint="choose from auto, on, off")
+        for name, value in (("n_batch", n_batch), ("n_ubatch", n_ubatch)):
+            if value < 1:
+                raise UsageError(f"{name} {value}: a number from 1 on is needed")
+        check_pair(cache_type_k, cache_type_v, flash_attn)
+        if model is None:
+            files = built_in()
+            model, mmproj = files.model, mmproj or files.mmproj
+            lora = [*files.lora, *lora]
+        self.model_path, self.mmproj_path = Path(model), Path(mmproj) if mmproj else None
+        self.lora_paths = [Path(path) for path in lora]
+        self._check_files()
+        self.threads = threads or max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        self.n_batch, self.n_ubatch = max(n_batch, n_ubatch), n_ubatch
+        self.n_ctx, self.flash_attn = n_ctx, flash_attn
+        self.cache_type_k, self.cache_type_v = cache_type_k, cache_type_v
+        self._gpu_layers = self._layers(gpu_layers)
+        self._image_max_tokens = image_max_tokens
+        try:
+            self._load(verbose)
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_files(self) -> None:
+        check_complete(self.model_path)
+        self.meta = read_meta(self.model_path)
+        if self.meta.is_mmproj:
+            raise ModelError(
+                f"{self.model_path}: this is a projector, not a language model",
+                hint="give it with --mmproj and the model with -m",
+            )
+        if self.mmproj_path is not None:
+            check_complete(self.mmproj_path)
+            check_projector(self.meta, read_meta(self.mmproj_path))
+        for path in self.lora_paths:
+            check_complete(path)
+
+    @staticmethod
+    def _layers(value: int | str) -> int:
+        if value in ("auto", "all"):
+            return -1
+        try:
+            return int(value)
+        except ValueError:
+            raise UsageError(f"gpu_layers {value!r}", hint="a number, auto or all") from None
+
+    def _load(self, verbose: bool) -> None:
+        from ecokv_local import native
+        from ecokv_local.vocab import Vocab
+
+        native.log.verbose = verbose
+        native.llama.llama_backend_init()
+        params = native.llama.llama_model_default_params()
+        params.n_gpu_layers = self._gpu_layers
+        native.log.take()
+        self._ptr = native.llama.llama_model_load_from_file(str(self.model_path).encode(), params)
+        if not self._ptr:
+            raise ModelError(
+                f"{self.model_path}: the model cannot be loaded: "
+                f"{native.log.take() or 'no detail'}",
+                hint="is it a GGUF of an architecture that llama.cpp knows? see -v",
+            )
+        self.vocab = Vocab(self._ptr)
+        for path in self.lora_paths:
+            adapter = native.llama.llama_adapter_lora_init(self._ptr, str(path).encode())
+            if not adapter:
+                raise ModelError(
+                    f"{path}: the LoRA adapter does not fit {self.model_path.name}: "
+                    f"{native.log.take() or 'no detail'}",
+                    hint="give an adapter that was trained on this model",
+                )
+            self._adapters.append(adapter)
+        if self.mmproj_path is not None:
+            from ecokv_local.projector import Projector
+
+            self._projector = Projector(
+                self.mmproj_path,
+                self._ptr,
+                threads=self.threads,
+                use_gpu=self._gpu_layers != 0,
+                image_max_tokens=self._image_max_tokens,
+            )
+
+    @property
+    def has_vision(self) -> bool:
+        """Whether this engine takes images."""
+        return self._projector is not None
+
+    @property
+    def projector(self) -> Projector | None:
+        """The loaded projector, if any."""
+        return self._projector
+
+    @property
+    def n_ctx_train(self) -> int:
+        """Positions the model was trained on."""
+        from ecokv_local import native
+
+        return int(native.llama.llama_model_n_ctx_train(self._model()))
+
+    def _model(self) -> Any:
+        if not self._ptr:
+            raise StateError("the engine is closed")
+        return self._ptr
+
+    def context(self, n_ctx: int | None = None) -> Context:
+        """A new cache of ``n_ctx`` cells (default: the engine's, else the model's own up to 4096)."""
+        from ecokv_local.context import Context, ContextParams
+
+        cells = n_ctx or self.n_ctx or min(self.n_ctx_train, DEFAULT_CELLS)
+        if cells < 1:
+            raise UsageError(f"ctx-size {cells}: a number from 1 on is needed")
+        params = ContextParams(
+            n_cells=cells,
+            n_batch=self.n_batch,
+            n_ubatch=self.n_ubatch,
+            threads=self.threads,
+            flash_attn=_FLASH[self.flash_attn],
+            type_k=type_number(self.cache_type_k),
+            type_v=type_number(self.cache_type_v),
+        )
+        return Context(self._model(), params, self._adapters)
+
+    def session(
+        self,
+        *,
+        system: str | None = None,
+        eviction: EvictionConfig | None = None,
+        sampling: SamplingConfig | None = None,
+        n_ctx: int | None = None,
+    ) -> Session:
+        """A conversation. Raises ModelError if a budget is asked of a memory that cannot be evicted."""
+        from ecokv_local.session import Session
+
+        session = Session(
+            self,
+            system=system,
+            eviction=eviction or EvictionConfig(),
+            sampling=sampling or SamplingConfig(),
+            n_ctx=n_ctx,
+        )
+        self._sessions.append(session)
+        return session
+
+    def info(self) -> dict[str, Any]:
+        """What is loaded, in words for people and programs."""
+        return {
+            "model": str(self.model_path),
+            "mmproj": str(self.mmproj_path) if self.mmproj_path else None,
+            "lora": [str(path) for path in self.lora_paths],
+            "architecture": self.meta.architecture,
+            "n_ctx_train": self.n_ctx_train,
+            "threads": self.threads,
+            "flash_attn": self.flash_attn,
+            "cache_type_k": self.cache_type_k,
+            "cache_type_v": self.cache_type_v,
+        }
+
+    def close(self) -> None:
+        """Free everything, open sessions included."""
+        for session in self._sessions:
+            session.close()
+        self._sessions.clear()
+        if self._projector is not None:
+            self._projector.close()
+            self._projector = None
+        if self._ptr:
+            from ecokv_local import native
+
+            for adapter in self._adapters:
+                native.llama.llama_adapter_lora_free(adapter)
+            native.llama.llama_model_free(self._ptr)
+        self._adapters.clear()
+        self._ptr = None
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

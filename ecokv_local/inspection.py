@@ -1,0 +1,146 @@
+"""What is in the cache, as arrays: for validation, explanations and tests."""
+
+from __future__ import annotations
+
+import ctypes as c
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ecokv_local import native
+from ecokv_local.config import EvictionConfig
+from ecokv_local.context import Context, native_config
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+
+_SEQ = 0
+FEATURES = ("attn", "key_norm", "key_cos", "key_euc", "value_norm")
+
+
+def _pointer(array: npt.NDArray[Any], kind: Any) -> Any:
+    return array.ctypes.data_as(kind)
+
+
+def shape(context: Context) -> native.Shape:
+    """Sizes of the evictable part of the cache."""
+    result = native.Shape()
+    native.check(native.lib.llama_ecokv_get_shape(context.ptr, c.byref(result)))
+    return result
+
+
+def features(context: Context, *, sinks: int, recent: int) -> dict[str, F32]:
+    """Native features: each of ``FEATURES`` as ``[n_layer, n_kv_heads, n_rows]``, and ``head_m2``
+    ``[n_layer, n_kv_heads]``."""
+    sizes = shape(context)
+    heads = (sizes.n_layer, sizes.n_head_kv)
+    arrays = {name: np.zeros((*heads, context.n_rows), np.float32) for name in FEATURES}
+    arrays["head_m2"] = np.zeros(heads, np.float32)
+    native.check(
+        native.lib.llama_ecokv_features_get(
+            context.ptr, _SEQ, c.byref(_struct(arrays, sinks, recent))
+        )
+    )
+    return arrays
+
+
+def _struct(arrays: dict[str, F32], sinks: int, recent: int) -> native.Features:
+    n_layer, n_head_kv, n = arrays["attn"].shape
+    pointers = {name: _pointer(array, native.FloatP) for name, array in arrays.items()}
+    return native.Features(
+        n_layer=n_layer, n_head_kv=n_head_kv, n=n, n_sink=sinks, n_recent=recent, **pointers
+    )
+
+
+def plan(arrays: dict[str, F32], config: EvictionConfig, pairs: int) -> I32:
+    """Ranks that stay, ``[n_layer, n_kv_heads, min(n_rows, pairs)]``; pure."""
+    struct = _struct(arrays, config.n_sinks, config.n_recent)
+    n_keep = struct.n if config.policy == "none" else min(struct.n, pairs)
+    keep = np.zeros((struct.n_layer, struct.n_head_kv, n_keep), np.int32)
+    settings = native_config(config, pairs)
+    native.check(
+        native.lib.llama_ecokv_plan(
+            c.byref(struct), c.byref(settings), _pointer(keep, native.IntP)
+        )
+    )
+    return keep
+
+
+def scores(arrays: dict[str, F32], config: EvictionConfig, pairs: int, layer: int) -> F32:
+    """Native scores of one layer, ``[n_kv_heads, n_rows]``."""
+    struct = _struct(arrays, config.n_sinks, config.n_recent)
+    result = np.zeros((struct.n_head_kv, struct.n), np.float32)
+    settings = native_config(config, pairs)
+    for head in range(struct.n_head_kv):
+        native.check(
+            native.lib.llama_ecokv_scores(
+                c.byref(struct),
+                c.byref(settings),
+                layer,
+                head,
+                _pointer(result[head], native.FloatP),
+            )
+        )
+    return result
+
+
+def apply(context: Context, keep: I32) -> None:
+    """Evict everything but ``keep`` ``[n_layer, n_kv_heads, n_keep]``, ranks ascending."""
+    keep = np.ascontiguousarray(keep, np.int32)
+    native.check(
+        native.lib.llama_ecokv_apply(
+            context.ptr, _SEQ, _pointer(keep, native.IntP), keep.shape[-1]
+        )
+    )
+
+
+def rows(context: Context, layer: int, *, value: bool) -> npt.NDArray[np.uint8]:
+    """Raw bytes of K (or V) of one layer in rank order, ``[n_rows, row_bytes]``."""
+    size = native.check(native.lib.llama_ecokv_row_bytes(context.ptr, layer, value))
+    result = np.zeros((context.n_rows, size), np.uint8)
+    native.check(
+        native.lib.llama_ecokv_get_rows(context.ptr, _SEQ, layer, value, result.ctypes.data)
+    )
+    return result
+
+
+def queries(context: Context, layer: int, n_heads: int) -> tuple[F32, I32]:
+    """Window queries of one layer, oldest first, ``[n_heads, n_query, d]``, and their positions."""
+    n = native.check(native.lib.llama_ecokv_n_query(context.ptr, _SEQ))
+    positions = np.zeros(n, np.int32)
+    d = _head_size(context, layer)
+    result = np.zeros((n, n_heads, d), np.float32)
+    native.check(
+        native.lib.llama_ecokv_get_queries(
+            context.ptr,
+            _SEQ,
+            layer,
+            _pointer(result, native.FloatP),
+            _pointer(positions, native.IntP),
+        )
+    )
+    return np.ascontiguousarray(result.transpose(1, 0, 2)), positions
+
+
+def _head_size(context: Context, layer: int) -> int:
+    return int(native.check(native.lib.llama_ecokv_head_size(context.ptr, layer)))
+
+
+def positions(context: Context) -> I32:
+    """Nominal position of every row, ``[n_rows]``: what llama.cpp sees."""
+    result = np.zeros(context.n_rows, np.int32)
+    native.check(
+        native.lib.llama_ecokv_get_pos(context.ptr, _SEQ, _pointer(result, native.IntP))
+    )
+    return result
+
+
+def kept(context: Context) -> I32:
+    """True position of every row, ``[n_layer, n_kv_heads, n_rows]``."""
+    sizes = shape(context)
+    result = np.zeros((sizes.n_layer, sizes.n_head_kv, context.n_rows), np.int32)
+    native.check(
+        native.lib.llama_ecokv_get_kept(context.ptr, _SEQ, _pointer(result, native.IntP))
+    )
+    return result

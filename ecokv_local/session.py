@@ -1,0 +1,314 @@
+"""One conversation on an engine: what was said, what of it is in the cache, and turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ecokv_local.answer import Answer, Event
+from ecokv_local.budget import Budget
+from ecokv_local.config import EvictionConfig, SamplingConfig
+from ecokv_local.errors import EcokvError, ImageError, StateError
+from ecokv_local.images import ImageInput
+from ecokv_local.messages import Message
+from ecokv_local.prompt import MEDIA_MARKER, ChatTemplate
+from ecokv_local.turn import Turn
+
+if TYPE_CHECKING:
+    from ecokv_local.context import Context, EvictionResult
+    from ecokv_local.engine import Engine
+    from ecokv_local.sampling import Sampler
+
+
+@dataclass(frozen=True)
+class Read:
+    """What of the conversation the cache has read: rendered text, and where that ends."""
+
+    text: str = ""
+    n_images: int = 0
+    n_position: int = 0
+    n_rows: int = 0
+
+
+class Session:
+    """A conversation with its own cache.
+
+    Three numbers are kept apart: ``n_position`` is where the next token stands in the text,
+    ``n_rows`` counts KV pairs held per layer and KV head, ``n_cells`` is what is allocated.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        system: str | None,
+        eviction: EvictionConfig,
+        sampling: SamplingConfig,
+        n_ctx: int | None,
+    ) -> None:
+        self.engine = engine
+        self.messages: list[Message] = []
+        self.system, self.eviction, self.sampling = system, eviction, sampling
+        meta = engine.meta
+        self._template = ChatTemplate(
+            meta.chat_template,
+            name=engine.model_path.name,
+            bos_token=engine.vocab.text_of("bos"),
+            eos_token=engine.vocab.text_of("eos"),
+        )
+        self._context: Context | None = engine.context(n_ctx)
+        self._sampler: Sampler | None = None
+        self._read = Read()
+        self._before_last = Read()  # as it was before the last turn
+        self._stop = False
+        self._running = False
+        self._n_evictions = 0
+        try:
+            self._enable()
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- state
+
+    @property
+    def context(self) -> Context:
+        """The native context. Raises StateError after ``close``."""
+        if self._context is None:
+            raise StateError("the session is closed")
+        return self._context
+
+    @property
+    def n_position(self) -> int:
+        """The true position of the next token."""
+        return self.context.n_position
+
+    @property
+    def n_rows(self) -> int:
+        """KV pairs held per layer and KV head."""
+        return self.context.n_rows
+
+    @property
+    def n_cells(self) -> int:
+        """Allocated cells."""
+        return self.context.n_cells
+
+    @property
+    def stopping(self) -> bool:
+        """Whether ``stop`` was called during this turn."""
+        return self._stop
+
+    def _enable(self) -> None:
+        context = self.context
+        if self.eviction.enabled and not context.enabled:
+            context.enable(self.eviction.window)
+        elif not self.eviction.enabled and context.enabled:
+            lossy = context.lossy
+            context.disable()
+            if lossy:  # nothing guards the evicted rows any more
+                self._forget()
+
+    def _forget(self) -> None:
+        self.context.clear()
+        self._read = self._before_last = Read()
+
+    def configure(
+        self,
+        *,
+        eviction: EvictionConfig | None = None,
+        sampling: SamplingConfig | None = None,
+        system: str | None = None,
+    ) -> None:
+        """Change settings between turns; an empty ``system`` removes the system prompt."""
+        self._idle()
+        if eviction is not None:
+            before, self.eviction = self.eviction, eviction
+            try:
+                if before.window != eviction.window and self.context.enabled:
+                    self.context.disable()
+                self._enable()
+            except BaseException:
+                self.eviction = before
+                raise
+        if sampling is not None:
+            self.sampling = sampling
+            self._close_sampler()
+        if system is not None:
+            self.system = system or None
+
+    def _idle(self) -> None:
+        if self._running:
+            raise StateError("a turn is running", hint="stop it first")
+        self.context  # noqa: B018 - raises if closed
+
+    # ---- turns
+
+    def ask(
+        self, text: str, images: Sequence[Any] = (), *, max_tokens: int | None = None
+    ) -> Iterator[Event]:
+        """Say ``text`` with ``images`` (paths, bytes or Pillow images) and stream the answer.
+
+        A turn that fails raises and leaves the conversation as it was; ``stop``, or closing the
+        iterator, ends the answer and keeps the turn.
+        """
+        message = Message("user", text, tuple(ImageInput.of(image) for image in images))
+        if message.images and not self.engine.has_vision:
+            raise ImageError(
+                f"{message.images[0].name}: this model has no projector, it cannot see images",
+                hint="give the model's mmproj file with --mmproj",
+            )
+        return self._run(message, max_tokens)
+
+    def answer(
+        self, text: str, images: Sequence[Any] = (), *, max_tokens: int | None = None
+    ) -> Answer:
+        """``ask``, to the end."""
+        return _last(self.ask(text, images, max_tokens=max_tokens))
+
+    def regenerate(self, *, max_tokens: int | None = None) -> Iterator[Event]:
+        """Answer the last message anew."""
+        self._idle()
+        if len(self.messages) < 2:
+            raise StateError("there is no answer to make again", hint="ask something first")
+        return self._again(max_tokens)
+
+    def _again(self, max_tokens: int | None) -> Iterator[Event]:
+        kept, read = list(self.messages), self._read
+        message = self.messages[-2]
+        del self.messages[-2:]
+        if self.context.rollback(self._before_last.n_position, self._before_last.n_rows):
+            self._read = self._before_last
+        else:
+            self._forget()
+        try:
+            yield from self._run(message, max_tokens)
+        except EcokvError:
+            self.messages = kept
+            if self._read != read:
+                self._forget()
+            raise
+
+    def _run(self, message: Message, max_tokens: int | None) -> Iterator[Event]:
+        self._idle()
+        self._running, self._stop = True, False
+        try:
+            yield from self._turn(message, max_tokens)
+        finally:
+            self._running = False
+
+    def _turn(self, message: Message, max_tokens: int | None) -> Iterator[Event]:
+        conversation = [*self.messages, message]
+        warnings: list[str] = []
+        rendered = self._template.render(self._with_system(conversation))
+        warnings += rendered.warnings
+        images = [image for m in conversation for image in m.images]
+        if not rendered.text.startswith(self._read.text):
+            self._forget()
+            warnings.append(
+                "the conversation was read again: its earlier part does not begin the new prompt"
+            )
+        before = self._read
+        turn = Turn(self, max_tokens, warnings)
+        try:
+            yield from turn.run(rendered.text[len(before.text) :], images[before.n_images :])
+        except GeneratorExit:
+            self._keep(turn, conversation, rendered.text, len(images), before)
+            raise
+        except BaseException:
+            self._undo(before)
+            raise
+        answer = self._keep(turn, conversation, rendered.text, len(images), before)
+        yield Event("end", "", answer)
+
+    def _keep(
+        self, turn: Turn, conversation: list[Message], prompt: str, n_images: int, before: Read
+    ) -> Answer:
+        """Book a turn that ended or was stopped."""
+        self.messages = [*conversation, Message("assistant", turn.text)]
+        if turn.prompt_read:
+            context = self.context
+            text = prompt + turn.text_read
+            self._before_last = before
+            self._read = Read(text, n_images, context.n_position, context.n_rows)
+        else:
+            self._undo(before)  # stopped while reading: the next turn reads it whole
+        self._n_evictions += turn.n_evictions
+        return turn.record()
+
+    def _undo(self, before: Read) -> None:
+        if self.context.rollback(before.n_position, before.n_rows):
+            self._read = before
+        else:
+            self._forget()
+
+    def _with_system(self, conversation: list[Message]) -> list[Message]:
+        return [Message("system", self.system), *conversation] if self.system else conversation
+
+    def sampler(self) -> Sampler:
+        """The sampler of this session, made with the first token."""
+        if self._sampler is None:
+            from ecokv_local.sampling import Sampler
+
+            self._sampler = Sampler(self.sampling)
+        return self._sampler
+
+    def stop(self) -> None:
+        """End the running answer at the next token or micro-batch. Safe from a signal handler."""
+        self._stop = True
+
+    def clear(self) -> None:
+        """Forget the conversation."""
+        self._idle()
+        self.messages.clear()
+        self._forget()
+
+    def evict(self, budget: Budget | str | int | None = None) -> EvictionResult:
+        """Evict now, to ``budget`` or the session's own."""
+        self._idle()
+        config = self.eviction if budget is None else replace(self.eviction, budget=budget)
+        if not config.enabled:
+            raise StateError("there is no budget to evict to", hint="give one: evict(512)")
+        self.context.enabled or self.context.enable(config.window)
+        pairs = config.pairs(self.n_position, max(1, self.context.bytes_per_row()))
+        result = self.context.evict(config, pairs)
+        self._n_evictions += result.n_after < result.n_before
+        return result
+
+    def stats(self) -> dict[str, Any]:
+        """Numbers of the cache as they are now, measured."""
+        context = self.context
+        per_row = context.bytes_per_row()
+        return {
+            "n_position": self.n_position,
+            "n_rows": self.n_rows,
+            "n_cells": self.n_cells,
+            "kv_bytes": per_row * self.n_rows,
+            "kv_bytes_allocated": per_row * self.n_cells,
+            "n_evictions": self._n_evictions,
+            "budget": str(self.eviction.budget) if self.eviction.enabled else None,
+            "policy": self.eviction.policy if self.eviction.enabled else "none",
+            "layers": context.counters(),
+        }
+
+    def _close_sampler(self) -> None:
+        if self._sampler is not None:
+            self._sampler.close()
+            self._sampler = None
+
+    def close(self) -> None:
+        """Free the cache; idempotent."""
+        self._close_sampler()
+        if self._context is not None:
+            self._context.close()
+            self._context = None
+
+
+def _last(events: Iterator[Event]) -> Answer:
+    for event in events:
+        if event.answer is not None:
+            return event.answer
+    raise StateError("the turn ended without an answer")
+
+
+__all__ = ["MEDIA_MARKER", "Read", "Session"]

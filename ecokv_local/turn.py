@@ -1,0 +1,220 @@
+"""One turn: read the new part of the prompt, evict, generate; measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from ecokv_local.answer import Answer, Event, FinishReason
+from ecokv_local.errors import ContextFullError, UsageError
+from ecokv_local.images import ImageInput, load_image
+from ecokv_local.prompt import MEDIA_MARKER
+from ecokv_local.utf8 import Utf8Decoder
+
+if TYPE_CHECKING:
+    from ecokv_local.projector import Chunk
+    from ecokv_local.session import Session
+
+
+class Turn:
+    """State and figures of one turn of a session."""
+
+    def __init__(self, session: Session, max_tokens: int | None, warnings: list[str]) -> None:
+        if max_tokens is not None and max_tokens < 0:
+            raise UsageError(f"max_tokens {max_tokens}: a number from 0 on is needed")
+        self._session = session
+        self._context = session.context
+        self._max_tokens = max_tokens
+        self.warnings = warnings
+        self.text = ""  # of the answer
+        self.text_read = ""  # the part of it whose tokens are in the cache
+        self.prompt_read = False
+        self.finish: FinishReason = "cancelled"
+        self.truncated = False
+        self.n_evictions = 0
+        self._n_prompt = self._n_image_tokens = self._n_generated = self._n_evicted = 0
+        self._rows_peak = self._context.n_rows
+        self._ms = {"encode": 0.0, "prefill": 0.0, "evict": 0.0, "decode": 0.0}
+        self._budget: int | None = None
+
+    def run(self, prompt: str, images: Sequence[ImageInput]) -> Iterator[Event]:
+        """Read ``prompt``, whose media markers stand for ``images``, and generate an answer."""
+        with self._chunks(prompt, images) as chunks:
+            self._n_prompt = sum(chunk.n_tokens for chunk in chunks)
+            self._n_image_tokens = sum(c.n_tokens for c in chunks if c.is_image)
+            self._resolve_budget()
+            self._make_room()
+            yield from self._prefill(chunks)
+        if self._session.stopping:
+            return
+        self.prompt_read = True
+        self._evict_above(0)
+        yield from self._generate()
+
+    # ---- reading
+
+    def _chunks(
+        self, prompt: str, images: Sequence[ImageInput]
+    ) -> AbstractContextManager[list[Chunk]]:
+        engine = self._session.engine
+        bos = engine.vocab.text_of("bos")
+        fresh = self._context.n_position == 0
+        add_special = fresh and not (engine.vocab.adds_bos and bos and prompt.startswith(bos))
+        if not images or engine.projector is None:
+            from ecokv_local.projector import Chunk
+
+            tokens = tuple(engine.vocab.tokenize(prompt, add_special=add_special))
+            return nullcontext([Chunk(tokens, len(tokens), len(tokens))])
+        loaded = [load_image(image.source, name=image.name) for image in images]
+        pieces = prompt.split(MEDIA_MARKER)
+        return engine.projector.chunks(pieces, loaded, add_special=add_special)
+
+    def _resolve_budget(self) -> None:
+        eviction = self._session.eviction
+        if eviction.enabled:
+            n_prompt = self._context.n_position + self._n_prompt
+            self._budget = eviction.pairs(n_prompt, max(1, self._context.bytes_per_row()))
+
+    def _make_room(self) -> None:
+        """Cells for the prompt and one token more; evicts before reading where that helps."""
+        context, need = self._context, self._n_prompt + 1
+        held = context.n_rows
+        if self._budget is not None and held + need > context.n_cells:
+            held = min(held, self._budget)
+        if held + need > context.n_cells:
+            budget = "" if self._budget is None else f" (budget {self._budget})"
+            raise ContextFullError(
+                f"the prompt needs {need} cells ({self._n_image_tokens} of them for images), "
+                f"{context.n_cells - held} of {context.n_cells} are free{budget}",
+                hint="raise --ctx-size"
+                + ("" if self._budget else ", or keep less of what was said with --budget"),
+            )
+        if held < context.n_rows and self._budget is not None:
+            self._evict(self._budget)
+
+    def _prefill(self, chunks: Sequence[Chunk]) -> Iterator[Event]:
+        images = sum(chunk.is_image for chunk in chunks)
+        done = 0
+        for chunk in chunks:
+            if self._session.stopping:
+                return
+            if chunk.is_image:
+                done += 1
+                yield Event("status", f"reading image {done}/{images} ({chunk.n_tokens} tokens)")
+                projector = self._session.engine.projector
+                assert projector is not None
+                encode, prefill = projector.read_image(chunk, self._context)
+                self._ms["encode"] += encode
+                self._ms["prefill"] += prefill
+            else:
+                yield from self._read_text(chunk.tokens)
+            self._rows_peak = max(self._rows_peak, self._context.n_rows)
+
+    def _read_text(self, tokens: Sequence[int]) -> Iterator[Event]:
+        step = self._session.engine.n_ubatch
+        for start in range(0, len(tokens), step):
+            if self._session.stopping:
+                return
+            if len(tokens) > step:
+                yield Event("status", f"reading {start}/{len(tokens)} tokens")
+            clock = perf_counter()
+            self._context.decode(tokens[start : start + step])
+            self._ms["prefill"] += (perf_counter() - clock) * 1e3
+
+    # ---- eviction
+
+    def _evict(self, pairs: int) -> None:
+        clock = perf_counter()
+        result = self._context.evict(self._session.eviction, pairs)
+        self._ms["evict"] += (perf_counter() - clock) * 1e3
+        self._n_evicted += result.n_before - result.n_after
+        self.n_evictions += result.n_after < result.n_before
+        if result.n_nonfinite:
+            self.warnings.append(f"{result.n_nonfinite} KV pairs held NaN or Inf and were left out")
+
+    def _evict_above(self, slack: int) -> None:
+        if self._budget is not None and self._context.n_rows > self._budget + slack:
+            self._evict(self._budget)
+
+    # ---- generation
+
+    def _generate(self) -> Iterator[Event]:
+        session, context, vocab = self._session, self._context, self._session.engine.vocab
+        decoder = Utf8Decoder()
+        limit = session.engine.n_ctx_train
+        while True:
+            if session.stopping:
+                break
+            if self._max_tokens is not None and self._n_generated >= self._max_tokens:
+                self.finish = "length"
+                break
+            clock = perf_counter()
+            token = session.sampler().next(context.ptr)
+            if vocab.ends(token):
+                self.finish = "stop"
+                break
+            if self._full(limit):
+                break
+            piece = decoder.feed(vocab.piece(token))
+            context.decode([token])
+            self._n_generated += 1
+            self._ms["decode"] += (perf_counter() - clock) * 1e3
+            self._rows_peak = max(self._rows_peak, context.n_rows)
+            self.text += piece
+            self.text_read = self.text
+            if piece:
+                yield Event("text", piece)
+            self._evict_above(session.eviction.slack)
+        rest = decoder.flush()
+        self.text += rest
+        self.text_read = self.text
+        if rest:
+            yield Event("text", rest)
+
+    def _full(self, limit: int) -> bool:
+        """No room for another token: the answer ends, and says so."""
+        context = self._context
+        if self._max_tokens is None and context.n_position >= limit:
+            self.warnings.append(f"stopped at position {limit}, where the model's training ended")
+        elif context.n_rows + 1 > context.n_cells:
+            self._evict_above(0)
+            if context.n_rows + 1 <= context.n_cells:
+                return False
+            self.warnings.append(
+                f"the cache of {context.n_cells} cells is full: "
+                "raise --ctx-size, or give a --budget"
+            )
+        else:
+            return False
+        self.finish, self.truncated = "length", True
+        return True
+
+    # ---- record
+
+    def record(self) -> Answer:
+        """The figures of the turn so far."""
+        session, context = self._session, self._context
+        per_row = context.bytes_per_row()
+        seconds = self._ms["decode"] / 1e3
+        eviction = session.eviction
+        values: dict[str, Any] = {f"t_{k}_ms": round(v, 3) for k, v in self._ms.items()}
+        return Answer(
+            text=self.text,
+            finish_reason=self.finish,
+            truncated=self.truncated,
+            model=str(session.engine.model_path),
+            mmproj=str(session.engine.mmproj_path) if session.engine.mmproj_path else None,
+            budget=str(eviction.budget) if eviction.enabled else None,
+            policy=eviction.policy if eviction.enabled else "none",
+            n_prompt=self._n_prompt,
+            n_image_tokens=self._n_image_tokens,
+            n_kept=context.n_rows,
+            n_evicted=self._n_evicted,
+            kv_bytes=per_row * context.n_rows,
+            kv_bytes_peak=per_row * max(self._rows_peak, context.n_rows),
+            tokens_per_s=round(self._n_generated / seconds, 2) if seconds > 0 else 0.0,
+            warnings=tuple(self.warnings),
+            **values,
+        )
