@@ -12,9 +12,9 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 class Answer:
     """The record of one turn; its fields are the keys of ``--json``.
 
-    ``n_kept`` rows per layer and KV head are in the cache at the end, ``n_evicted`` left it during the
-    turn; ``kv_bytes`` is the memory of the kept rows over all layers, ``kv_bytes_peak`` of the most
-    rows held at once. Times are in milliseconds, measured.
+    ``n_kept`` rows per layer and KV head are in the cache at the end, ``n_evicted`` left it during
+    the turn; ``kv_bytes`` is the memory of the kept rows over all layers, ``kv_bytes_peak`` of the
+    most rows held at once. Times are in milliseconds, measured.
     """
 
     text: str
@@ -46,7 +46,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Event:
-    """A step of a turn: ``status`` (what is going on), ``text`` (a piece of the answer), ``end``."""
+    """A step of a turn: ``status`` (what is going on), ``text`` (a piece of the answer),
+    ``end``.
+    """
 
     kind: Literal["status", "text", "end"]
     text: str = ""

@@ -10,7 +10,15 @@ from ecokv_local.errors import BudgetError, UsageError
 
 Unit = Literal["pairs", "percent", "bytes"]
 
-_BYTES = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_BYTES = {
+    "b": 1,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+}
 _PATTERN = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>%|[a-zA-Z]*)")
 _HINT = "write a number of KV pairs (512), a share of the prompt (25%) or a size (64MiB)"
 

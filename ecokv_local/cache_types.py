@@ -22,12 +22,16 @@ _QUANTISED = {"q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl"}
 def type_number(name: str) -> int:
     """Number of a type. Raises UsageError for a name that cannot hold a cache."""
     if name not in TYPES:
-        raise UsageError(f"cache type {name!r} does not exist", hint=f"choose from {', '.join(TYPES)}")
+        raise UsageError(
+            f"cache type {name!r} does not exist", hint=f"choose from {', '.join(TYPES)}"
+        )
     return TYPES[name]
 
 
 def check_pair(key: str, value: str, flash_attn: str) -> None:
-    """Raises UsageError for a quantised V cache without flash attention: llama.cpp has no such path."""
+    """Raises UsageError for a quantised V cache without flash attention: llama.cpp has no such
+    path.
+    """
     type_number(key)
     type_number(value)
     if value in _QUANTISED and flash_attn == "off":

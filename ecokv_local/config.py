@@ -37,7 +37,9 @@ VALUE_NORM = ("off", "add", "mul")
 
 def _choice(name: str, value: object, choices: tuple[str, ...] | list[str]) -> None:
     if value not in choices:
-        raise UsageError(f"{name} {value!r} does not exist", hint=f"choose from {', '.join(choices)}")
+        raise UsageError(
+            f"{name} {value!r} does not exist", hint=f"choose from {', '.join(choices)}"
+        )
 
 
 def _at_least(name: str, value: object, smallest: int) -> None:
@@ -51,8 +53,8 @@ class EvictionConfig:
 
     Without a ``budget`` nothing is evicted and the model runs bit for bit as in llama.cpp.
     ``sinks`` and ``recent`` left out are the policy's own. ``window`` counts the queries that vote;
-    ``kernel`` is the width of the pooling of their attention; ``slack`` the tokens by which the cache
-    may grow past the budget while an answer is generated.
+    ``kernel`` is the width of the pooling of their attention; ``slack`` the tokens by which the
+    cache may grow past the budget while an answer is generated.
     """
 
     policy: str = "ecokv"
@@ -158,5 +160,7 @@ def changed(config: Any, **values: Any) -> Any:
     known = {f.name for f in fields(config)}
     for name in values:
         if name not in known:
-            raise UsageError(f"there is no setting {name!r}", hint=f"known: {', '.join(sorted(known))}")
+            raise UsageError(
+                f"there is no setting {name!r}", hint=f"known: {', '.join(sorted(known))}"
+            )
     return type(config)(**{f.name: getattr(config, f.name) for f in fields(config)} | values)

@@ -98,7 +98,7 @@ class Context:
             self._set_adapters(adapters)
 
     def _set_adapters(self, adapters: Sequence[Any]) -> None:
-        pointers = (c.c_void_p * len(adapters))(*adapters)
+        pointers = (native.llama.llama_adapter_lora_p_ctypes * len(adapters))(*adapters)
         scales = (c.c_float * len(adapters))(*[1.0] * len(adapters))
         if native.llama.llama_set_adapters_lora(self.ptr, pointers, len(adapters), scales) != 0:
             raise StateError("the LoRA adapters could not be applied to the context")
@@ -118,7 +118,9 @@ class Context:
         return self._rows
 
     def bytes_per_row(self) -> int:
-        """Bytes of K and V of one row over all evictable layers; 0 if the memory has no such rows."""
+        """Bytes of K and V of one row over all evictable layers; 0 if the memory has no such
+        rows.
+        """
         shape = native.Shape()
         if native.lib.llama_ecokv_get_shape(self.ptr, c.byref(shape)) != 0:
             return 0
@@ -156,7 +158,7 @@ class Context:
     def logits(self) -> npt.NDArray[np.float32]:
         """A copy of the logits of the last token, ``[n_vocab]``."""
         pointer = native.llama.llama_get_logits_ith(self.ptr, -1)
-        return np.ctypeslib.as_array(pointer, (self.n_vocab,)).copy()
+        return np.array(np.ctypeslib.as_array(pointer, (self.n_vocab,)), np.float32)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -201,9 +203,7 @@ class Context:
         """Down to ``pairs`` rows per layer and KV head."""
         result = native.Result()
         settings = native_config(config, pairs)
-        status = native.lib.llama_ecokv_evict(
-            self.ptr, _SEQ, c.byref(settings), c.byref(result)
-        )
+        status = native.lib.llama_ecokv_evict(self.ptr, _SEQ, c.byref(settings), c.byref(result))
         native.check(status)
         return EvictionResult(**result.to_dict())
 

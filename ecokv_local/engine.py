@@ -29,9 +29,10 @@ DEFAULT_CELLS = 4096
 class Engine:
     """A model that sessions run on. A context manager; ``close`` is idempotent.
 
-    Without ``model`` the built-in one is used. ``lora`` are adapter files, ``gpu_layers`` is a number,
-    ``"auto"`` or ``"all"``, the cache types are names of ggml types. Raises ModelError for files that
-    cannot be used and UsageError for settings that cannot work, before anything large is loaded.
+    Without ``model`` the built-in one is used. ``lora`` are adapter files, ``gpu_layers`` is a
+    number, ``"auto"`` or ``"all"``, the cache types are names of ggml types. Raises ModelError for
+    files that cannot be used and UsageError for settings that cannot work, before anything large is
+    loaded.
     """
 
     def __init__(
@@ -68,7 +69,12 @@ class Engine:
         self.model_path, self.mmproj_path = Path(model), Path(mmproj) if mmproj else None
         self.lora_paths = [Path(path) for path in lora]
         self._check_files()
-        self.threads = threads or max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        self.threads = threads or max(
+            1,
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1,
+        )
         self.n_batch, self.n_ubatch = max(n_batch, n_ubatch), n_ubatch
         self.n_ctx, self.flash_attn = n_ctx, flash_attn
         self.cache_type_k, self.cache_type_v = cache_type_k, cache_type_v
@@ -163,7 +169,9 @@ class Engine:
         return self._ptr
 
     def context(self, n_ctx: int | None = None) -> Context:
-        """A new cache of ``n_ctx`` cells (default: the engine's, else the model's own up to 4096)."""
+        """A new cache of ``n_ctx`` cells (default: the engine's, else the model's own up to
+        4096).
+        """
         from ecokv_local.context import Context, ContextParams
 
         cells = n_ctx or self.n_ctx or min(self.n_ctx_train, DEFAULT_CELLS)
@@ -188,7 +196,9 @@ class Engine:
         sampling: SamplingConfig | None = None,
         n_ctx: int | None = None,
     ) -> Session:
-        """A conversation. Raises ModelError if a budget is asked of a memory that cannot be evicted."""
+        """A conversation. Raises ModelError if a budget is asked of a memory that cannot be
+        evicted.
+        """
         from ecokv_local.session import Session
 
         session = Session(

@@ -38,7 +38,9 @@ class UsageError(EcokvError):
 
 
 class ModelError(EcokvError):
-    """A model, projector or adapter file is missing, damaged, unfitting or of an unsupported kind."""
+    """A model, projector or adapter file is missing, damaged, unfitting or of an unsupported
+    kind.
+    """
 
     code = "model"
     exit_code = 4

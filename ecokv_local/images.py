@@ -124,7 +124,7 @@ def load_image(
             hint="open it in a viewer and save it again, as PNG or JPEG",
         ) from error
     digest = hashlib.sha256(struct.pack("<II", rgb.shape[1], rgb.shape[0]))
-    digest.update(rgb)
+    digest.update(rgb.data)
     return LoadedImage(rgb, name, digest.hexdigest())
 
 
@@ -213,7 +213,7 @@ def _pixels(
                 f"{name}: truncated or damaged ({_reason(error)})",
                 hint="copy or download it again",
             ) from error
-        # Pillow has given up on the rest of the file: a second load keeps what was decoded
+        image.tile = []  # type: ignore[attr-defined] # nothing left to read: keep what is there
         image.load()
     _check_size(image, name, max_pixels)  # an icon holds pictures that have their own size
     upright = _upright(image)
@@ -253,7 +253,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         grey[clear] = 255
         return Image.fromarray(grey).convert("RGB")
     if image.mode in _ALPHA_MODES or (key is not None and image.mode in ("1", "L", "P", "RGB")):
-        rgba = image.convert("RGBA")
+        straight = image.convert("LA") if image.mode == "La" else image
+        rgba = straight.convert("RGBA")
         flat = Image.new("RGB", image.size, "white")
         flat.paste(rgba, mask=rgba.getchannel("A"))
         return flat

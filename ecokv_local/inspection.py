@@ -60,9 +60,7 @@ def plan(arrays: dict[str, F32], config: EvictionConfig, pairs: int) -> I32:
     keep = np.zeros((struct.n_layer, struct.n_head_kv, n_keep), np.int32)
     settings = native_config(config, pairs)
     native.check(
-        native.lib.llama_ecokv_plan(
-            c.byref(struct), c.byref(settings), _pointer(keep, native.IntP)
-        )
+        native.lib.llama_ecokv_plan(c.byref(struct), c.byref(settings), _pointer(keep, native.IntP))
     )
     return keep
 
@@ -89,9 +87,7 @@ def apply(context: Context, keep: I32) -> None:
     """Evict everything but ``keep`` ``[n_layer, n_kv_heads, n_keep]``, ranks ascending."""
     keep = np.ascontiguousarray(keep, np.int32)
     native.check(
-        native.lib.llama_ecokv_apply(
-            context.ptr, _SEQ, _pointer(keep, native.IntP), keep.shape[-1]
-        )
+        native.lib.llama_ecokv_apply(context.ptr, _SEQ, _pointer(keep, native.IntP), keep.shape[-1])
     )
 
 
@@ -130,9 +126,7 @@ def _head_size(context: Context, layer: int) -> int:
 def positions(context: Context) -> I32:
     """Nominal position of every row, ``[n_rows]``: what llama.cpp sees."""
     result = np.zeros(context.n_rows, np.int32)
-    native.check(
-        native.lib.llama_ecokv_get_pos(context.ptr, _SEQ, _pointer(result, native.IntP))
-    )
+    native.check(native.lib.llama_ecokv_get_pos(context.ptr, _SEQ, _pointer(result, native.IntP)))
     return result
 
 
@@ -140,7 +134,5 @@ def kept(context: Context) -> I32:
     """True position of every row, ``[n_layer, n_kv_heads, n_rows]``."""
     sizes = shape(context)
     result = np.zeros((sizes.n_layer, sizes.n_head_kv, context.n_rows), np.int32)
-    native.check(
-        native.lib.llama_ecokv_get_kept(context.ptr, _SEQ, _pointer(result, native.IntP))
-    )
+    native.check(native.lib.llama_ecokv_get_kept(context.ptr, _SEQ, _pointer(result, native.IntP)))
     return result

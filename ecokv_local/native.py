@@ -69,7 +69,9 @@ def _import_bindings() -> Any:
     try:
         import llama_cpp.llama_cpp as bindings
     except (OSError, RuntimeError, FileNotFoundError) as error:
-        raise BuildError(f"the libraries in {folder} do not load: {error}", hint=_REBUILD) from error
+        raise BuildError(
+            f"the libraries in {folder} do not load: {error}", hint=_REBUILD
+        ) from error
     return bindings
 
 
@@ -119,7 +121,7 @@ class Features(_Struct):
     _fields_ = [
         *_ints("n_layer n_head_kv n n_sink n_recent n_query"),
         ("layer_n_head_kv", IntP),
-        *[(n, FloatP) for n in "attn key_norm key_cos key_euc value_norm head_m2".split()],
+        *[(n, FloatP) for n in ["attn", "key_norm", "key_cos", "key_euc", "value_norm", "head_m2"]],
     ]
 
 
@@ -186,9 +188,7 @@ def _declare() -> None:
 
 def _check_abi() -> None:
     if not hasattr(lib, "llama_ecokv_abi_version"):
-        raise BuildError(
-            f"the libllama in {library_dir()} is not the patched one", hint=_REBUILD
-        )
+        raise BuildError(f"the libllama in {library_dir()} is not the patched one", hint=_REBUILD)
     found = int(lib.llama_ecokv_abi_version())
     if found != ABI_VERSION:
         raise BuildError(
@@ -215,7 +215,9 @@ _ERRORS: dict[int, tuple[type[EcokvError], str]] = {
 
 
 def check(status: int) -> int:
-    """The status if it is not negative; else the error it stands for, with the library's own words."""
+    """The status if it is not negative; else the error it stands for, with the library's own
+    words.
+    """
     if status >= 0:
         return status
     kind, hint = _ERRORS.get(status, (EcokvError, ""))

@@ -82,7 +82,9 @@ class Projector:
                 if i < len(images):
                     bitmaps.append(self._bitmap(images[i]))
                     parts.append(mtmd.mtmd_input_part(None, bitmaps[-1]))
-            pointers = (c.POINTER(mtmd.mtmd_input_part) * len(parts))(*[c.pointer(p) for p in parts])
+            pointers = (c.POINTER(mtmd.mtmd_input_part) * len(parts))(
+                *[c.pointer(p) for p in parts]
+            )
             native.log.take()
             status = mtmd.mtmd_tokenize_from_parts(
                 self._ptr, output, pointers, len(parts), add_special

@@ -14,7 +14,9 @@ class Sampler:
 
     def __init__(self, config: SamplingConfig) -> None:
         llama = native.llama
-        self._chain: Any = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
+        self._chain: Any = llama.llama_sampler_chain_init(
+            llama.llama_sampler_chain_default_params()
+        )
         if config.temp == 0:
             self._add(llama.llama_sampler_init_greedy())
             return

@@ -269,7 +269,8 @@ class Session:
         config = self.eviction if budget is None else replace(self.eviction, budget=budget)
         if not config.enabled:
             raise StateError("there is no budget to evict to", hint="give one: evict(512)")
-        self.context.enabled or self.context.enable(config.window)
+        if not self.context.enabled:
+            self.context.enable(config.window)
         pairs = config.pairs(self.n_position, max(1, self.context.bytes_per_row()))
         result = self.context.evict(config, pairs)
         self._n_evictions += result.n_after < result.n_before

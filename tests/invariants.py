@@ -35,6 +35,6 @@ def assert_same_logits(ours: np.ndarray, stock: np.ndarray, invariant: str) -> N
 def assert_rows_within(context: Context, budget: int, n_ubatch: int) -> None:
     """Cells in use never exceed the budget plus one micro-batch."""
     assert context.n_rows <= budget + n_ubatch, (
-        f"{context.n_rows} rows are held with a budget of {budget} and micro-batches of {n_ubatch}: "
+        f"{context.n_rows} rows for a budget of {budget} and micro-batches of {n_ubatch}: "
         "was an eviction skipped?"
     )

@@ -1,7 +1,8 @@
 """The definition of ECOKV and its sibling policies, in numpy and numba.
 
 Short enough to be read in one sitting; the native code is tested for equality with it. Needs no
-llama.cpp. Arrays: keys and values ``[n_kv_heads, T, d]``, window queries ``[n_q_heads, W, d]``, f32.
+llama.cpp. Arrays: keys and values ``[n_kv_heads, T, d]``, window queries ``[n_q_heads, W, d]``,
+f32.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ many terms are taken in f64. ``T`` tokens, ``H`` KV heads, ``g`` query heads per
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -47,8 +47,8 @@ class Config(Protocol):
 class Features:
     """What policies need to know of every token: all ``[H, T]``, ``m2`` is ``[H]``.
 
-    Candidates are ``[lo, hi)``: everything between sinks and recents. Tokens whose key or value holds
-    NaN or Inf are not ``finite`` and take part in no mean.
+    Candidates are ``[lo, hi)``: everything between sinks and recents. Tokens whose key or value
+    holds NaN or Inf are not ``finite`` and take part in no mean.
     """
 
     lo: int
@@ -69,7 +69,9 @@ class Features:
 def _attention(
     k: F32, q: F32, ranks: I32, finite: Bool, scale: float, soft_cap: float, sinks: F32
 ) -> F64:
-    """Step 1 before pooling: mean attention of the queries that see a token, mean over the group."""
+    """Step 1 before pooling: mean attention of the queries that see a token, mean over the
+    group.
+    """
     n_heads, n_tokens, d = k.shape
     group = q.shape[0] // n_heads
     total = np.zeros((n_heads, n_tokens))
@@ -155,7 +157,8 @@ def features(
     """Features of one layer: k ``[H, T, d]``, v ``[H, T, d_v]``, q ``[H*g, W, d]``.
 
     ``query_ranks`` [W]: the token that asked each query, by default the last W. ``scale`` is the
-    model's own, by default ``1/sqrt(d)``; ``attn_sinks`` [H*g] are the attention sinks of the model.
+    model's own, by default ``1/sqrt(d)``; ``attn_sinks`` [H*g] are the attention sinks of the
+    model.
     """
     n_tokens = k.shape[1]
     lo = min(sinks, n_tokens)
@@ -163,7 +166,7 @@ def features(
     ranks = np.asarray(
         np.arange(n_tokens - q.shape[1], n_tokens) if query_ranks is None else query_ranks, np.int32
     )
-    finite = np.isfinite(k).all(-1) & np.isfinite(v).all(-1)
+    finite = np.logical_and(np.isfinite(k).all(-1), np.isfinite(v).all(-1))
     with np.errstate(invalid="ignore", over="ignore"):
         key_norm = np.where(finite, np.linalg.norm(k.astype(np.float64), axis=-1), np.nan)
         value_norm = np.where(finite, np.linalg.norm(v.astype(np.float64), axis=-1), np.nan)
@@ -192,7 +195,8 @@ def _pool(a: F64, ok: Bool, kernel: int) -> F64:
     a = np.where(ok, a, 0.0)
     r = kernel // 2
     padded = np.pad(a, r)
-    return np.sum([padded[i : i + len(a)] for i in range(kernel)], axis=0) / kernel
+    total: F64 = np.sum([padded[i : i + len(a)] for i in range(kernel)], axis=0)
+    return total / kernel
 
 
 def _scaled(x: F64, ok: Bool, min_range: float) -> tuple[F64, bool]:
@@ -225,10 +229,10 @@ def _importance(a: F64, value_norm: F64, ok: Bool, config: Config) -> F64:
     return importance
 
 
-def _diversity(
-    e: F64, e_ok: bool, c: F64, c_ok: bool, config: Config
-) -> F64:
-    """Step 5: far from the centroid or in another direction; one metric alone where the other is mute."""
+def _diversity(e: F64, e_ok: bool, c: F64, c_ok: bool, config: Config) -> F64:
+    """Step 5: far from the centroid or in another direction; one metric alone where the other is
+    mute.
+    """
     if not (e_ok and c_ok):
         return e if e_ok else c
     lam = config.lam
@@ -241,10 +245,10 @@ def _diversity(
     return 1 - (1 - e) ** (2 * lam) * (1 - c) ** (2 * (1 - lam))
 
 
-def _head_weight(
-    e: F64, e_ok: bool, c_ok: bool, m2: float, ok: Bool, config: Config
-) -> float:
-    """Step 6: how redundant the head is; n tokens have the mean pairwise cosine (n|m|^2 - 1)/(n - 1)."""
+def _head_weight(e: F64, e_ok: bool, c_ok: bool, m2: float, ok: Bool, config: Config) -> float:
+    """Step 6: how redundant the head is; n tokens have the mean pairwise cosine (n|m|^2 - 1)/(n -
+    1).
+    """
     if not isinstance(config.head_weight, str):
         return float(config.head_weight)
     if not (e_ok or c_ok):
@@ -276,7 +280,7 @@ def _score_streaming(f: Features, h: int, layer: int, ok: Bool, config: Config) 
 
 
 @njit
-def _mix(x: np.uint64) -> np.uint64:
+def _mix(x: Any) -> Any:
     """splitmix64."""
     x += np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -306,7 +310,9 @@ _SCORERS = {
 
 
 def scores(features: Features, config: Config, layer: int = 0) -> F32:
-    """Step 7: ``[H, T]``, higher stays; +inf for sinks and recents, -inf for tokens with NaN or Inf."""
+    """Step 7: ``[H, T]``, higher stays; +inf for sinks and recents, -inf for tokens with NaN or
+    Inf.
+    """
     n_heads, n_tokens = features.attn.shape
     out = np.full((n_heads, n_tokens), np.inf, np.float32)
     if config.policy == "none":
@@ -342,7 +348,14 @@ def compact(x: npt.NDArray[np.generic], kept: I32) -> npt.NDArray[np.generic]:
 
 
 def evict(
-    k: F32, v: F32, q: F32, budget: int, config: Config, *, layer: int = 0, scale: float | None = None
+    k: F32,
+    v: F32,
+    q: F32,
+    budget: int,
+    config: Config,
+    *,
+    layer: int = 0,
+    scale: float | None = None,
 ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic], I32]:
     """All steps on one layer: the kept keys, values and their ranks.
 

@@ -1,4 +1,6 @@
-"""numba's ``njit`` with an on-disk cache where the folder is writable, without one where it is not."""
+"""numba's ``njit`` with an on-disk cache where the folder is writable, without one where it is
+not.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def njit(function: F) -> F:
-    """Compile ``function``; the results of one version of the source are cached on disk if possible."""
+    """Compile ``function``; the results of one version of the source are cached on disk if
+    possible.
+    """
     try:
         return cast(F, numba.njit(cache=True)(function))
-    except RuntimeError:  # "no locator available": neither the package nor the user cache is writable
+    except (
+        RuntimeError
+    ):  # "no locator available": neither the package nor the user cache is writable
         return cast(F, numba.njit(function))

@@ -17,9 +17,7 @@ def main() -> None:
     os.environ["LLAMA_CPP_LIB_PATH"] = job["lib_dir"]
     import llama_cpp.llama_cpp as llama
 
-    quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(
-        lambda *_: None
-    )
+    quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
     llama._lib.llama_log_set(quiet, None)
     assert not hasattr(llama._lib, "llama_ecokv_abi_version"), "this is the patched library"
     llama.llama_backend_init()

@@ -13,7 +13,6 @@ from ecokv_local import inspection
 from ecokv_local.config import EvictionConfig
 from ecokv_local.context import Context
 
-
 CACHES = [(True, "f16"), (False, "f16"), (True, "q8_0"), (False, "q8_0"), (True, "q4_0")]
 
 Open = Callable[..., Context]
@@ -28,7 +27,12 @@ def model(request: pytest.FixtureRequest) -> Path:
 @pytest.mark.parametrize(("flash_attn", "types"), CACHES)
 @pytest.mark.parametrize("budget", [None, "fits"])
 def test_no_budget_and_a_budget_that_fits_are_bit_equal_to_stock(
-    model: Path, flash_attn: bool, types: str, budget: str | None, open_context: Open, stock_logits: Stock
+    model: Path,
+    flash_attn: bool,
+    types: str,
+    budget: str | None,
+    open_context: Open,
+    stock_logits: Stock,
 ) -> None:
     context = open_context(model, flash_attn=flash_attn, types=types)
     prompt = random_tokens(300, context.n_vocab)
@@ -64,7 +68,9 @@ def test_the_same_set_in_every_head_equals_a_stock_cache_of_just_those_cells(
     assert_same_logits(ours, stock[1:], "kept cells equal a compact stock cache")
 
 
-@pytest.mark.parametrize(("flash_attn", "types"), [*CACHES, (True, "bf16"), (True, "f32"), (False, "f32")])
+@pytest.mark.parametrize(
+    ("flash_attn", "types"), [*CACHES, (True, "bf16"), (True, "f32"), (False, "f32")]
+)
 def test_kept_rows_equal_a_numpy_gather_byte_for_byte(
     model: Path, flash_attn: bool, types: str, open_context: Open
 ) -> None:

@@ -1,0 +1,135 @@
+"""The Typer application: which commands there are, and how a setting becomes a flag."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from ecokv_cli.commands import chat
+from ecokv_cli.options import BY_NAME, Setting
+from ecokv_cli.output import Output
+from ecokv_cli.settings import resolve
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+DESCRIPTION = (
+    "Local models that see, with a KV cache kept small: runs GGUF models and their projectors and "
+    "evicts what the answer does not need."
+)
+
+
+class GroupedCommand(TyperCommand):
+    """Lists flags under the title of their group, in the order they are declared."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for param in self.params:
+            setting = BY_NAME.get(str(param.name))
+            if param.param_type_name == "argument":
+                rows.setdefault("Arguments", []).append(("[PROMPT]", "Question, as with -p."))
+            elif setting is not None:
+                rows.setdefault(setting.group, []).append((_spelling(setting), setting.help))
+        rows.setdefault("Output", []).append(("-h, --help", "Show this and exit."))
+        for title, entries in rows.items():
+            with formatter.section(title):
+                formatter.write_dl(entries)
+
+
+def _spelling(setting: Setting) -> str:
+    text = ", ".join(setting.flags)
+    if setting.is_switch:
+        return f"{text} / {setting.off}"
+    return f"{text} {setting.metavar}"
+
+
+def _callback(module: ModuleType) -> Callable[..., int]:
+    """The function that Typer calls for a command: flags in, settings resolved, `run` called."""
+
+    def command(prompt_argument: str | None = None, **flags: Any) -> int:
+        settings = resolve(module.NAME, module.GROUPS, flags)
+        out = Output(
+            as_json=settings.get("json", False),
+            stream=not settings.get("no_stream", False),
+            quiet=settings.get("quiet", False),
+            verbose=settings.get("verbose", False),
+        )
+        for warning in settings.warnings:
+            out.warn(warning)
+        return int(module.run(settings, out, prompt_argument))
+
+    parameters = [
+        _parameter("prompt_argument", str | None, typer.Argument(metavar="PROMPT")),
+        *(_flag(setting) for setting in module.GROUPS),
+    ]
+    command.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": int}
+    return command
+
+
+def _flag(setting: Setting) -> inspect.Parameter:
+    """The flag of a setting. It is text here: values are parsed later, whatever their source."""
+    if setting.is_switch:
+        last = f"{setting.flags[-1]}/{setting.off}"
+        kind: Any = bool | None
+        option = typer.Option(*setting.flags[:-1], last)
+    else:
+        kind = list[str] | None if setting.many else str | None
+        option = typer.Option(*setting.flags, metavar=setting.metavar)
+    return _parameter(setting.name, kind, option)
+
+
+def _parameter(name: str, kind: Any, info: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, info]
+    )
+
+
+def _version(value: bool) -> None:
+    if value:
+        import ecokv_local
+
+        print(f"ecokv {ecokv_local.__version__}")
+        raise typer.Exit
+
+
+class Group(TyperGroup):
+    """The program itself; an unknown command is told together with those that exist."""
+
+
+app = typer.Typer(
+    name="ecokv",
+    cls=Group,
+    help=DESCRIPTION,
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=False,
+    context_settings=CONTEXT,
+)
+
+
+@app.callback(invoke_without_command=True)
+def _program(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit
+
+
+for _module in (chat,):
+    app.command(
+        _module.NAME,
+        cls=GroupedCommand,
+        help=_module.HELP,
+        epilog=_module.EPILOG,
+        context_settings=CONTEXT,
+        short_help=_module.HELP.splitlines()[0],
+    )(_callback(_module))

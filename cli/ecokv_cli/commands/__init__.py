@@ -1,0 +1,1 @@
+"""One file per command. A command reads settings, calls the library and prints."""

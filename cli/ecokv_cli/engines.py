@@ -1,0 +1,102 @@
+"""From settings to the library's objects: `Engine`, `Session` and their configurations."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from ecokv_cli.settings import ENVIRONMENT, Settings
+
+if TYPE_CHECKING:
+    from ecokv_local import Engine, EvictionConfig, SamplingConfig, Session
+
+#: Eviction settings that do nothing without a budget.
+_NEED_BUDGET = ("policy", "sinks", "recent", "window", "slack")
+
+
+def open_engine(settings: Settings, progress: Any) -> Engine:
+    """Load the model that the settings name; `progress(text)` hears of downloads."""
+    import ecokv_local
+
+    model, mmproj = settings.get("model"), settings.get("mmproj")
+    repo = settings.get("hf_repo")
+    if repo is not None:
+        from ecokv_cli import hub
+
+        offline = settings.get("offline", False) or hub.offline_by_environment(os.environ)
+        files = hub.fetch(repo, offline=offline, projector=mmproj is None, progress=progress)
+        model, mmproj = files.model, mmproj or files.mmproj
+    return ecokv_local.Engine(
+        model,
+        mmproj,
+        verbose=settings.get("verbose", False),
+        **settings.given(
+            lora="lora",
+            n_batch="batch_size",
+            n_ubatch="ubatch_size",
+            threads="threads",
+            gpu_layers="gpu_layers",
+            flash_attn="flash_attn",
+            cache_type_k="cache_type_k",
+            cache_type_v="cache_type_v",
+            image_max_tokens="image_max_tokens",
+        ),
+    )
+
+
+def open_session(
+    engine: Engine, settings: Settings, eviction: EvictionConfig, sampling: SamplingConfig
+) -> Session:
+    """A conversation on `engine`. A context of 0 is the model's own, as in llama.cpp."""
+    n_ctx = settings.get("ctx_size")
+    return engine.session(
+        system=settings.get("system"),
+        eviction=eviction,
+        sampling=sampling,
+        n_ctx=engine.n_ctx_train if n_ctx == 0 else n_ctx,
+    )
+
+
+def eviction_of(settings: Settings) -> EvictionConfig:
+    """What stays in the cache."""
+    from ecokv_local import EvictionConfig
+
+    return EvictionConfig(
+        **settings.given(
+            budget="budget",
+            policy="policy",
+            sinks="sinks",
+            recent="recent",
+            window="window",
+            slack="slack",
+        )
+    )
+
+
+def sampling_of(settings: Settings) -> SamplingConfig:
+    """How the next token is drawn. A seed of -1 is none, as in llama.cpp."""
+    from ecokv_local import SamplingConfig
+
+    given = settings.given(temp="temp", top_k="top_k", top_p="top_p", min_p="min_p", seed="seed")
+    if given.get("seed") == -1:
+        del given["seed"]
+    return SamplingConfig(**given)
+
+
+def max_tokens(settings: Settings) -> int | None:
+    """Longest answer; None is until the model ends it."""
+    value = settings.get("max_tokens")
+    return None if value == -1 else value
+
+
+def without_effect(settings: Settings) -> list[str]:
+    """What the user asked for on this command line that cannot do anything."""
+    if settings.get("budget") is not None:
+        if settings.get("policy") != "none":
+            return []
+        return [f"{settings.where('budget')} has no effect with policy none: the cache is full"]
+    return [
+        f"{settings.where(name)} has no effect without --budget: the cache is full"
+        for name in _NEED_BUDGET
+        if settings.rank(name) >= ENVIRONMENT
+    ]
