@@ -58,6 +58,7 @@ class _Server:
         params = llama.llama_model_default_params()
         params.n_gpu_layers = 0
         self.model = llama.llama_model_load_from_file(model.encode(), params)
+        self.n_vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self.model))
         self.threads = threads
         self.ctx: Any = None
 
@@ -86,7 +87,7 @@ class _Server:
         for first in range(0, n, step):
             batch.n_tokens = min(step, n - first)
             for i in range(batch.n_tokens):
-                batch.token[i] = 1000 + (self.position * 7919) % 30000
+                batch.token[i] = (self.position * 7919) % self.n_vocab
                 batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0] = self.position, 1, 0
                 batch.logits[i] = i == batch.n_tokens - 1
                 self.position += 1

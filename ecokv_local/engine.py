@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ecokv_local.cache_types import check_pair, type_number
 from ecokv_local.config import EvictionConfig, SamplingConfig
 from ecokv_local.errors import ModelError, StateError, UsageError
-from ecokv_local.gguf_meta import check_complete, check_projector, read_meta
+from ecokv_local.gguf_meta import check_complete, check_projector
 from ecokv_local.models import built_in
 
 if TYPE_CHECKING:
@@ -24,6 +24,12 @@ _FLASH = {"auto": -1, "off": 0, "on": 1}
 #: Cells where neither the caller nor the model asks for fewer: a model's own 128k must not eat the
 #: memory of a laptop.
 DEFAULT_CELLS = 4096
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not everywhere
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 class Engine:
@@ -69,12 +75,7 @@ class Engine:
         self.model_path, self.mmproj_path = Path(model), Path(mmproj) if mmproj else None
         self.lora_paths = [Path(path) for path in lora]
         self._check_files()
-        self.threads = threads or max(
-            1,
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1,
-        )
+        self.threads = threads or _cores()
         self.n_batch, self.n_ubatch = max(n_batch, n_ubatch), n_ubatch
         self.n_ctx, self.flash_attn = n_ctx, flash_attn
         self.cache_type_k, self.cache_type_v = cache_type_k, cache_type_v
@@ -87,16 +88,14 @@ class Engine:
             raise
 
     def _check_files(self) -> None:
-        check_complete(self.model_path)
-        self.meta = read_meta(self.model_path)
+        self.meta = check_complete(self.model_path)
         if self.meta.is_mmproj:
             raise ModelError(
                 f"{self.model_path}: this is a projector, not a language model",
                 hint="give it with --mmproj and the model with -m",
             )
         if self.mmproj_path is not None:
-            check_complete(self.mmproj_path)
-            check_projector(self.meta, read_meta(self.mmproj_path))
+            check_projector(self.meta, check_complete(self.mmproj_path))
         for path in self.lora_paths:
             check_complete(path)
 

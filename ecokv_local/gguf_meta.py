@@ -107,8 +107,11 @@ def read_meta(path: str | Path) -> GgufMeta:
         return _meta(path, walk)
 
 
-def check_complete(path: str | Path) -> None:
+def check_complete(path: str | Path) -> GgufMeta:
     """Check that a GGUF file is there and holds all its tensors, and so do its other parts.
+
+    Returns:
+        The header of ``path``.
 
     Raises:
         ModelError: as ``read_meta``, or a part of a split model is missing or damaged.
@@ -117,11 +120,12 @@ def check_complete(path: str | Path) -> None:
     count = meta.fields.get("split.count", 0)
     parts = re.fullmatch(r"(.+)-\d{5}-of-(\d{5})\.gguf", meta.path.name)
     if not isinstance(count, int) or count < 2 or not parts:
-        return
+        return meta
     for i in range(int(parts[2])):
         part = meta.path.with_name(f"{parts[1]}-{i + 1:05}-of-{parts[2]}.gguf")
         if part != meta.path:
             read_meta(part)
+    return meta
 
 
 def check_projector(model: GgufMeta, mmproj: GgufMeta, *, force: bool = False) -> None:

@@ -182,17 +182,14 @@ class ChatTemplate:
             contents.append((message.role, parts))
         text = self._run(contents, generate)
         text = _OWN_TOKENS.sub(MEDIA_MARKER, text)
-        text = re.sub(
-            f"{re.escape(MEDIA_MARKER)}(?={_HOLD}|{re.escape(MEDIA_MARKER)})",
-            MEDIA_MARKER + "\n",
-            text,
-        )
+        text = _MARKER_BEFORE_MORE.sub(MEDIA_MARKER + "\n", text)
         texts = {_held(i): m.text for i, m in enumerate(messages)}
         return re.sub(f"{_HOLD}\\d+{_HOLD}", lambda found: texts.get(found[0], ""), text)
 
 
 _HINT = "use another GGUF of this model, or one whose chat template supports images"
 _HOLD = "\ue0f7"  # of the private use area
+_MARKER_BEFORE_MORE = re.compile(f"{MEDIA_MARKER}(?={_HOLD}|{MEDIA_MARKER})")
 
 
 class _Unfit(Exception):

@@ -9,7 +9,7 @@ from ecokv_local.context import Context
 
 def random_tokens(n: int, n_vocab: int, seed: int = 0) -> list[int]:
     """Any tokens do: equality must hold for all."""
-    return [int(t) for t in np.random.default_rng(seed).integers(300, n_vocab - 10, n)]
+    return [int(t) for t in np.random.default_rng(seed).integers(n_vocab // 10, n_vocab - 10, n)]
 
 
 def decode_all(context: Context, tokens: list[int]) -> np.ndarray:

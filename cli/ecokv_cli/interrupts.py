@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -31,6 +30,8 @@ class Interrupts:
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is not threading.main_thread():
             return self
+        import socket  # 10 ms that --help does not need
+
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._old_handler = signal.signal(signal.SIGINT, lambda number, frame: None)

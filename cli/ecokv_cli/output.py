@@ -6,7 +6,6 @@ are. On a terminal, control characters are made visible first, so that no text c
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -62,6 +61,8 @@ class Output:
     def record(self, data: Mapping[str, Any]) -> None:
         """One JSON object on a line of its own."""
         self.still()
+        import json
+
         ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
         _write(json.dumps(data, ensure_ascii=ascii_only) + "\n")
 

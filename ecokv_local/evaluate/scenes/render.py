@@ -23,6 +23,14 @@ CELLS = 12
 UNIT = 192
 """Sizes below are in units of 1/192 of the image's long side."""
 
+_SHAPE_COUNTS: dict[str, tuple[int, ...]] = {
+    "shapes": (1, 2, 2, 3, 3, 4, 4, 5),
+    "text": (0,),
+    "mixed": (1, 1, 2, 2, 3),
+    "crowded": (1, 2, 3, 4),
+}
+"""How many shapes a kind may have. `crowded` is for training only: much to learn per image."""
+
 _SIDES = (192, 240, 288, 384)
 _MARGIN = 3.0
 _EDGE_OF_THIRD = 6.0
@@ -124,7 +132,9 @@ def _plan(rng: np.random.Generator, kind: str) -> list[_Plan]:
         texts = ["number" if rng.random() < 0.6 else "word"]
     elif kind == "text":
         texts = [["number"], ["word"], ["number", "word"]][int(rng.integers(3))]
-    counts = {"shapes": (1, 2, 2, 3, 3, 4, 4, 5), "text": (0,), "mixed": (1, 1, 2, 2, 3)}[kind]
+    elif kind == "crowded":
+        texts = [str(text) for text in rng.choice(["number", "number", "word"], rng.integers(2, 6))]
+    counts = _SHAPE_COUNTS[kind]
     palette = [str(name) for name in rng.permutation(list(COLORS))]
     repeat = rng.random() < 0.4
     plans: list[_Plan] = []
