@@ -17,6 +17,10 @@ from ecokv_local.errors import EcokvError, MemoryLimitError, StateError
 _SEQ = 0
 
 
+class Stopped(Exception):
+    """``Context.request_stop`` ended a decode; nothing of its micro-batch is in the cache."""
+
+
 @dataclass(frozen=True)
 class ContextParams:
     """What a context is made with; the types are numbers of ``ggml_type``."""
@@ -94,6 +98,11 @@ class Context:
         self.n_position = 0
         self._rows = 0
         self.enabled = False
+        self._stop = c.c_int32(0)
+        callback = llama.ggml_abort_callback(
+            c.cast(native.lib.llama_ecokv_stop_requested, c.c_void_p).value
+        )
+        llama.llama_set_abort_callback(self.ptr, callback, c.addressof(self._stop))
         if adapters:
             self._set_adapters(adapters)
 
@@ -143,12 +152,22 @@ class Context:
             batch.logits[i] = i == len(tokens) - 1
         native.log.take()
         status = int(native.llama.llama_decode(self.ptr, batch))
+        self.raise_if_stopped(status)
         if status != 0:
             raise EcokvError(
                 f"the model could not read {len(tokens)} tokens at position {self.n_position} "
                 f"(status {status}): {native.log.take() or 'no detail'}"
             )
         self.appended(len(tokens), len(tokens))
+
+    def request_stop(self, stop: bool = True) -> None:
+        """End the running decode as soon as possible, and every later one; False takes it back."""
+        self._stop.value = stop
+
+    def raise_if_stopped(self, status: int) -> None:
+        """Stopped if a native call failed because of ``request_stop``."""
+        if status != 0 and self._stop.value:
+            raise Stopped
 
     def appended(self, n_tokens: int, n_positions: int) -> None:
         """Book rows and positions that were written from outside (image chunks)."""

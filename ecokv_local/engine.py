@@ -117,7 +117,7 @@ class Engine:
         params = native.llama.llama_model_default_params()
         params.n_gpu_layers = self._gpu_layers
         native.log.take()
-        self._ptr = native.llama.llama_model_load_from_file(str(self.model_path).encode(), params)
+        self._ptr = native.llama.llama_model_load_from_file(os.fsencode(self.model_path), params)
         if not self._ptr:
             raise ModelError(
                 f"{self.model_path}: the model cannot be loaded: "
@@ -126,7 +126,7 @@ class Engine:
             )
         self.vocab = Vocab(self._ptr)
         for path in self.lora_paths:
-            adapter = native.llama.llama_adapter_lora_init(self._ptr, str(path).encode())
+            adapter = native.llama.llama_adapter_lora_init(self._ptr, os.fsencode(path))
             if not adapter:
                 raise ModelError(
                     f"{path}: the LoRA adapter does not fit {self.model_path.name}: "

@@ -159,6 +159,7 @@ def _declare() -> None:
         "policy_name": (text, [i32]),
         "policy_by_name": (i32, [text]),
         "budget_min": (i32, [c.POINTER(Config)]),
+        "stop_requested": (c.c_bool, [c.c_void_p]),
         "check": (i32, [ctx]),
         "enable": (i32, [ctx, Params]),
         "disable": (i32, [ctx]),
@@ -227,7 +228,7 @@ def check(status: int) -> int:
 
 # ---- log -----------------------------------------------------------------------------------------
 
-_LEVEL_WARN, _LEVEL_ERROR = 3, 4
+_LEVEL_DEBUG, _LEVEL_ERROR = 1, 4
 
 
 class _Log:
@@ -241,7 +242,7 @@ class _Log:
         line = text.decode("utf-8", "replace")
         if level == _LEVEL_ERROR and line.strip():
             self.errors = [*self.errors[-19:], line.strip()]
-        if self.verbose:
+        if self.verbose and level != _LEVEL_DEBUG:
             sys.stderr.write(line)
 
     def take(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class Projector:
         if image_max_tokens is not None:
             params.image_max_tokens = image_max_tokens
         native.log.take()
-        self._ptr: Any = self._mtmd.mtmd_init_from_file(str(path).encode(), model, params)
+        self._ptr: Any = self._mtmd.mtmd_init_from_file(os.fsencode(path), model, params)
         if not self._ptr:
             raise ModelError(
                 f"{path}: the projector cannot be loaded: {native.log.take() or 'no detail'}",
@@ -153,6 +154,7 @@ class Projector:
             mtmd.mtmd_helper_post_decode_callback(),
             None,
         )
+        context.raise_if_stopped(status)
         if status != 0:
             raise EcokvError(
                 f"the model could not read an image of {chunk.n_tokens} tokens at position "

@@ -64,6 +64,10 @@ class Session:
         self._stop = False
         self._running = False
         self._n_evictions = 0
+        asked = n_ctx or engine.n_ctx
+        self._notes: list[str] = []  # for the next turn's warnings
+        if asked and self._context.n_cells != asked:
+            self._notes.append(f"ctx-size {asked} was rounded up to {self._context.n_cells} cells")
         try:
             self._enable()
         except BaseException:
@@ -192,14 +196,17 @@ class Session:
     def _run(self, message: Message, max_tokens: int | None) -> Iterator[Event]:
         self._idle()
         self._running, self._stop = True, False
+        self.context.request_stop(False)
         try:
             yield from self._turn(message, max_tokens)
         finally:
             self._running = False
+            if self._context is not None:
+                self._context.request_stop(False)
 
     def _turn(self, message: Message, max_tokens: int | None) -> Iterator[Event]:
         conversation = [*self.messages, message]
-        warnings: list[str] = []
+        warnings, self._notes = self._notes, []
         rendered = self._template.render(self._with_system(conversation))
         warnings += rendered.warnings
         images = [image for m in conversation for image in m.images]
@@ -256,6 +263,8 @@ class Session:
     def stop(self) -> None:
         """End the running answer at the next token or micro-batch. Safe from a signal handler."""
         self._stop = True
+        if self._context is not None:
+            self._context.request_stop()
 
     def clear(self) -> None:
         """Forget the conversation."""

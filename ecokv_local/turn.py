@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ecokv_local.answer import Answer, Event, FinishReason
+from ecokv_local.context import Stopped
 from ecokv_local.errors import ContextFullError, UsageError
 from ecokv_local.images import ImageInput, load_image
 from ecokv_local.prompt import MEDIA_MARKER
@@ -46,7 +47,10 @@ class Turn:
             self._n_image_tokens = sum(c.n_tokens for c in chunks if c.is_image)
             self._resolve_budget()
             self._make_room()
-            yield from self._prefill(chunks)
+            try:
+                yield from self._prefill(chunks)
+            except Stopped:
+                return
         if self._session.stopping:
             return
         self.prompt_read = True
@@ -158,7 +162,10 @@ class Turn:
             if self._full(limit):
                 break
             piece = decoder.feed(vocab.piece(token))
-            context.decode([token])
+            try:
+                context.decode([token])
+            except Stopped:
+                break
             self._n_generated += 1
             self._ms["decode"] += (perf_counter() - clock) * 1e3
             self._rows_peak = max(self._rows_peak, context.n_rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -175,6 +177,21 @@ def test_stop_while_reading_a_long_prompt(engine: Engine, tiny_llama_path: Path)
         assert session.n_rows == 0  # nothing half-read stays
         answer = session.answer("Short.", max_tokens=3)  # reads both messages
         assert answer.n_prompt > 700
+
+
+@pytest.mark.slow
+def test_stop_does_not_wait_for_a_micro_batch(smollm2_path: Path) -> None:  # P27
+    with Engine(smollm2_path, threads=1, n_ctx=4096, n_ubatch=2048) as engine:
+        session = engine.session()
+        timer = threading.Timer(0.3, session.stop)
+        timer.start()
+        start = time.monotonic()
+        *_, end = session.ask("word " * 3000, max_tokens=5)
+        assert end.answer is not None and end.answer.finish_reason == "cancelled"
+        assert time.monotonic() - start < 5  # one micro-batch takes longer than that
+        assert session.n_rows == 0
+        session.clear()
+        assert session.answer("Say hello.", max_tokens=4).text
 
 
 def test_closing_the_stream_keeps_the_turn(engine: Engine) -> None:

@@ -214,7 +214,7 @@ def _load(file: Path) -> dict[str, Any]:
         import tomli as tomllib
     try:
         with file.open("rb") as stream:
-            return tomllib.load(stream)
+            return dict(tomllib.load(stream))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as bad:
         raise usage(f"{file}: not valid TOML: {bad}", 'a line is: budget = "25%"') from None
     except OSError as bad:

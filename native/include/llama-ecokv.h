@@ -140,6 +140,10 @@ LLAMA_API const char * llama_ecokv_policy_name   (int32_t policy);       // NULL
 LLAMA_API int32_t      llama_ecokv_policy_by_name(const char * name);    // < 0 if unknown
 LLAMA_API int32_t      llama_ecokv_budget_min    (const struct llama_ecokv_config * config); // smallest budget that works
 
+// for llama_set_abort_callback: true once the int32_t that data points to is not 0. stops a decode between two nodes of its
+// graph, without a call into the program that set it
+LLAMA_API bool llama_ecokv_stop_requested(void * data);
+
 //
 // context
 //

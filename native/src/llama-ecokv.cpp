@@ -43,6 +43,10 @@ llama_ecokv_params llama_ecokv_params_default(void) {
     return { /*.n_window =*/ 8, /*.n_rollback =*/ 8, /*.path =*/ LLAMA_ECOKV_PATH_AUTO };
 }
 
+bool llama_ecokv_stop_requested(void * data) {
+    return *(const volatile int32_t *) data != 0;
+}
+
 //
 // context
 //

@@ -78,7 +78,10 @@ def shape_mask(shape: str, radius: float, angle: float) -> np.ndarray:
 
 @functools.lru_cache(maxsize=256)
 def _font(size: int) -> ImageFont.FreeTypeFont:
-    return ImageFont.load_default(size)
+    font = ImageFont.load_default(size)
+    if not isinstance(font, ImageFont.FreeTypeFont):
+        raise RuntimeError("scenes need a Pillow with FreeType")
+    return font
 
 
 def text_mask(text: str, size: float, weight: float, stretch: float, slant: float) -> np.ndarray:

@@ -240,7 +240,8 @@ def _cells(mask: np.ndarray, corner: tuple[int, int], frame: tuple[int, int]) ->
     plane = np.zeros((side, side), np.float32)
     plane[top : top + mask.shape[0], left : left + mask.shape[1]] = mask
     cell = side // CELLS
-    return plane.reshape(CELLS, cell, CELLS, cell).mean((1, 3))
+    cells: np.ndarray = plane.reshape(CELLS, cell, CELLS, cell).mean((1, 3))
+    return cells
 
 
 def padding(item: Scene) -> tuple[float, float]:
