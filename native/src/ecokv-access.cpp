@@ -84,17 +84,34 @@ std::vector<ecokv_layer> llama_ecokv_access::layers(llama_kv_cache & kv, uint32_
     return res;
 }
 
+// the enabled cache that holds a sequence, or null with the reason in status
+static llama_kv_cache * find_enabled(llama_context * ctx, llama_seq_id seq_id, int32_t & status) {
+    auto * kv = llama_ecokv_access::find(*ctx, status);
+    if (!kv) {
+        return nullptr;
+    }
+    if (!llama_ecokv_access::store(*kv)) {
+        status = ecokv_fail(LLAMA_ECOKV_ERR_STATE, "eviction is not enabled on this context");
+        return nullptr;
+    }
+    if (seq_id < 0 || (uint32_t) seq_id >= kv->get_n_seq_max()) {
+        status = ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "sequence %d does not exist (n_seq_max = %u)", seq_id, kv->get_n_seq_max());
+        return nullptr;
+    }
+    return kv;
+}
+
+int32_t llama_ecokv_access::n_rows(llama_context * ctx, llama_seq_id seq_id) {
+    int32_t status;
+    auto * kv = find_enabled(ctx, seq_id, status);
+    return kv ? (int32_t) kv->get_cells(seq_id).seq_pos_get(seq_id).size() : status;
+}
+
 int32_t llama_ecokv_access::open(llama_context * ctx, llama_seq_id seq_id, ecokv_seq & seq) {
     int32_t status;
-    auto * kv = find(*ctx, status);
+    auto * kv = find_enabled(ctx, seq_id, status);
     if (!kv) {
         return status;
-    }
-    if (!kv->ecokv) {
-        return ecokv_fail(LLAMA_ECOKV_ERR_STATE, "eviction is not enabled on this context");
-    }
-    if (seq_id < 0 || (uint32_t) seq_id >= kv->n_seq_max) {
-        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "sequence %d does not exist (n_seq_max = %u)", seq_id, kv->n_seq_max);
     }
 
     const uint32_t strm = kv->seq_to_stream[seq_id];

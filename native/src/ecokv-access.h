@@ -54,6 +54,9 @@ struct llama_ecokv_access {
     // installs (or removes) the store; the next decode builds its graph anew
     static void install(llama_context & ctx, llama_kv_cache & kv, std::shared_ptr<llama_ecokv_store> store);
 
+    // number of rows, without the cost of opening the sequence
+    static int32_t n_rows(llama_context * ctx, llama_seq_id seq_id);
+
     static int32_t open(llama_context * ctx, llama_seq_id seq_id, ecokv_seq & seq);
 
     static std::vector<ecokv_layer> layers(llama_kv_cache & kv, uint32_t strm);

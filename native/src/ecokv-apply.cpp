@@ -247,11 +247,15 @@ int32_t ecokv_apply(const ecokv_seq & seq, const ecokv_kept & kept, ecokv_apply_
     }
 
     int32_t status = LLAMA_ECOKV_OK;
-    if (!graph.empty()) {
-        status = ecokv_move_rows_graph(seq, kept, dst, graph, stats);
-    }
-    if (status == LLAMA_ECOKV_OK && !host.empty()) {
-        status = ecokv_move_rows_host(seq, kept, dst, host, stats);
+    try {
+        if (!graph.empty()) {
+            status = ecokv_move_rows_graph(seq, kept, dst, graph, stats);
+        }
+        if (status == LLAMA_ECOKV_OK && !host.empty()) {
+            status = ecokv_move_rows_host(seq, kept, dst, host, stats);
+        }
+    } catch (const std::exception & e) { // some rows may have moved
+        status = ecokv_fail(LLAMA_ECOKV_ERR_CLEARED, "%s while the rows of sequence %d were moved", e.what(), seq.id);
     }
     if (status == LLAMA_ECOKV_ERR_CLEARED) {
         llama_ecokv_access::clear_seq(seq);

@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cstdarg>
 #include <cstdio>
+#include <exception>
+#include <mutex>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -32,9 +34,18 @@ void ecokv_parallel_for(int32_t n_threads, int64_t n, const std::function<void(i
 
     std::atomic<int64_t> next { 0 };
 
+    std::exception_ptr error;
+    std::mutex         error_mutex;
+
     auto work = [&]() {
-        for (int64_t i = next++; i < n; i = next++) {
-            fn(i);
+        try {
+            for (int64_t i = next++; i < n; i = next++) {
+                fn(i);
+            }
+        } catch (...) {
+            next = n;
+            std::lock_guard<std::mutex> lock(error_mutex);
+            error = std::current_exception();
         }
     };
 
@@ -51,6 +62,10 @@ void ecokv_parallel_for(int32_t n_threads, int64_t n, const std::function<void(i
 
     for (auto & t : threads) {
         t.join();
+    }
+
+    if (error) {
+        std::rethrow_exception(error);
     }
 }
 

@@ -15,7 +15,7 @@
 // remembers the text for llama_ecokv_last_error and returns the status
 int32_t ecokv_fail(int32_t status, const char * fmt, ...) ECOKV_FORMAT(2, 3);
 
-// runs fn(0) .. fn(n - 1) on up to n_threads threads; fn must not throw
+// runs fn(0) .. fn(n - 1) on up to n_threads threads; what one of them throws is thrown again here, after all have ended
 void ecokv_parallel_for(int32_t n_threads, int64_t n, const std::function<void(int64_t)> & fn);
 
 // ranks that stay, per layer and KV head: [n_layer][n_head_kv][n_keep], ascending

@@ -166,7 +166,7 @@ int64_t llama_ecokv_ring_bytes(llama_context * ctx) {
 //
 
 int32_t llama_ecokv_n_rows(llama_context * ctx, llama_seq_id seq_id) {
-    return with_seq(ctx, seq_id, [](const ecokv_seq & seq) { return seq.n(); });
+    return guarded([&]() { return llama_ecokv_access::n_rows(ctx, seq_id); });
 }
 
 int32_t llama_ecokv_n_query(llama_context * ctx, llama_seq_id seq_id) {
