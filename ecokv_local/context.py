@@ -242,3 +242,7 @@ class Context:
             native.llama.llama_batch_free(self._batch)
             native.llama.llama_free(self.ptr)
             self.ptr = None
+
+    def __del__(self) -> None:
+        if getattr(self, "ptr", None):  # a session that was dropped, not closed
+            self.close()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from ecokv_local.cache_types import check_pair, type_number
 from ecokv_local.config import EvictionConfig, SamplingConfig
@@ -61,7 +62,7 @@ class Engine:
         self._ptr: Any = None
         self._adapters: list[Any] = []
         self._projector: Projector | None = None
-        self._sessions: list[Session] = []
+        self._sessions: WeakSet[Session] = WeakSet()
         if flash_attn not in _FLASH:
             raise UsageError(f"flash_attn {flash_attn!r}", hint="choose from auto, on, off")
         for name, value in (("n_batch", n_batch), ("n_ubatch", n_ubatch)):
@@ -207,7 +208,7 @@ class Engine:
             sampling=sampling or SamplingConfig(),
             n_ctx=n_ctx,
         )
-        self._sessions.append(session)
+        self._sessions.add(session)
         return session
 
     def info(self) -> dict[str, Any]:
@@ -226,7 +227,7 @@ class Engine:
 
     def close(self) -> None:
         """Free everything, open sessions included."""
-        for session in self._sessions:
+        for session in list(self._sessions):
             session.close()
         self._sessions.clear()
         if self._projector is not None:

@@ -308,3 +308,22 @@ def test_a_projector_of_another_width_is_refused(  # P24
         Engine(tiny_llama_path, wrong_mmproj_path)
     with pytest.raises(ModelError, match="projector, not a language model"):
         Engine(tiny_mmproj_path)
+
+
+def test_many_images_do_not_grow_the_process(engine: Engine) -> None:  # P19
+    def resident() -> int:  # KiB
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0])
+
+    if not Path("/proc/self/status").exists():
+        pytest.skip("needs /proc")
+    image = picture(0)
+    session = engine.session(n_ctx=256, eviction=budget(32))
+    for turn in range(130):
+        session.clear()
+        session.answer("What?", [image], max_tokens=1)
+        if turn == 30:
+            before = resident()
+        if turn % 10 == 0:
+            engine.session(n_ctx=256)  # dropped without close
+    assert resident() - before < 5 * 1024
