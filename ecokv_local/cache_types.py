@@ -17,6 +17,7 @@ TYPES: dict[str, int] = {
     "bf16": 30,
 }
 _QUANTISED = {"q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl"}
+_BLOCK = 32  # values that a block of each of these holds
 
 
 def type_number(name: str) -> int:
@@ -39,3 +40,14 @@ def check_pair(key: str, value: str, flash_attn: str) -> None:
             f"cache type {value!r} for V needs flash attention, and it is off",
             hint="use -fa on, or -ctv f16",
         )
+
+
+def check_heads(key: str, value: str, key_size: int, value_size: int) -> None:
+    """Raises UsageError for a quantised type whose blocks do not divide a head (0: unknown)."""
+    for what, name, size in (("K", key, key_size), ("V", value, value_size)):
+        if name in _QUANTISED and size % _BLOCK:
+            raise UsageError(
+                f"cache type {name!r} for {what} stores blocks of {_BLOCK}, the heads of this model
+                " f"have {size} values",
+                hint=f"use -ct{what.lower()} f16",
+            )

@@ -104,9 +104,12 @@ class Context:
         )
         llama.llama_set_abort_callback(self.ptr, callback, c.addressof(self._stop))
         if adapters:
-            self._set_adapters(adapters)
+            self.set_adapters(adapters)
 
-    def _set_adapters(self, adapters: Sequence[Any]) -> None:
+    def set_adapters(self, adapters: Sequence[Any]) -> None:
+        """Use these LoRA adapters from the next token on; what was read before keeps the old
+        ones.
+        """
         pointers = (native.llama.llama_adapter_lora_p_ctypes * len(adapters))(*adapters)
         scales = (c.c_float * len(adapters))(*[1.0] * len(adapters))
         if native.llama.llama_set_adapters_lora(self.ptr, pointers, len(adapters), scales) != 0:

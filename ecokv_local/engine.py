@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from ecokv_local.cache_types import check_pair, type_number
+from ecokv_local.cache_types import check_heads, check_pair, type_number
 from ecokv_local.config import EvictionConfig, SamplingConfig
 from ecokv_local.errors import ModelError, StateError, UsageError
 from ecokv_local.gguf_meta import check_complete, check_projector
@@ -25,6 +25,9 @@ _FLASH = {"auto": -1, "off": 0, "on": 1}
 #: Cells where neither the caller nor the model asks for fewer: a model's own 128k must not eat the
 #: memory of a laptop.
 DEFAULT_CELLS = 4096
+
+#: Positions are 32-bit numbers in llama.cpp, and cells are rounded up.
+MAX_CELLS = 2**31 - 2**16
 
 
 def _cores() -> int:
@@ -61,6 +64,7 @@ class Engine:
     ) -> None:
         self._ptr: Any = None
         self._adapters: list[Any] = []
+        self._n_sight = 0  # the first of them are for conversations with images only
         self._projector: Projector | None = None
         self._sessions: WeakSet[Session] = WeakSet()
         if flash_attn not in _FLASH:
@@ -68,14 +72,18 @@ class Engine:
         for name, value in (("n_batch", n_batch), ("n_ubatch", n_ubatch)):
             if value < 1:
                 raise UsageError(f"{name} {value}: a number from 1 on is needed")
+        for name, count in (("threads", threads), ("image_max_tokens", image_max_tokens)):
+            if count is not None and count < 1:
+                raise UsageError(f"{name} {count}: a number from 1 on is needed")
         check_pair(cache_type_k, cache_type_v, flash_attn)
         if model is None:
             files = built_in()
             model, mmproj = files.model, mmproj or files.mmproj
-            lora = [*files.lora, *lora]
+            self._n_sight, lora = len(files.lora), [*files.lora, *lora]
         self.model_path, self.mmproj_path = Path(model), Path(mmproj) if mmproj else None
         self.lora_paths = [Path(path) for path in lora]
         self._check_files()
+        check_heads(cache_type_k, cache_type_v, *self.meta.head_sizes())
         self.threads = threads or _cores()
         self.n_batch, self.n_ubatch = max(n_batch, n_ubatch), n_ubatch
         self.n_ctx, self.flash_attn = n_ctx, flash_attn
@@ -175,8 +183,8 @@ class Engine:
         from ecokv_local.context import Context, ContextParams
 
         cells = n_ctx or self.n_ctx or min(self.n_ctx_train, DEFAULT_CELLS)
-        if cells < 1:
-            raise UsageError(f"ctx-size {cells}: a number from 1 on is needed")
+        if not 1 <= cells <= MAX_CELLS:
+            raise UsageError(f"ctx-size {cells}: a number from 1 to {MAX_CELLS} is needed")
         params = ContextParams(
             n_cells=cells,
             n_batch=self.n_batch,
@@ -186,7 +194,12 @@ class Engine:
             type_k=type_number(self.cache_type_k),
             type_v=type_number(self.cache_type_v),
         )
-        return Context(self._model(), params, self._adapters)
+        return Context(self._model(), params, self.adapters(seeing=False))
+
+    def adapters(self, *, seeing: bool) -> list[Any]:
+        """Adapters of a conversation. The built-in one teaches the model to read its projector; it
+        is on only where there are images, so that talk without any is the language model's own."""
+        return self._adapters if seeing else self._adapters[self._n_sight :]
 
     def session(
         self,

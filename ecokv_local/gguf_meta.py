@@ -88,6 +88,19 @@ class GgufMeta:
         """Whether this is a projector, not a language model."""
         return self.architecture == "clip"
 
+    def head_sizes(self) -> tuple[int, int]:
+        """Values in a key and in a value of one head; 0 where the header does not tell."""
+        heads = self._number("attention.head_count")
+        usual = self.n_embd // heads if heads else 0
+        return (
+            self._number("attention.key_length") or usual,
+            self._number("attention.value_length") or usual,
+        )
+
+    def _number(self, key: str) -> int:
+        value = self.fields.get(f"{self.architecture}.{key}")
+        return value if isinstance(value, int) else 0
+
 
 def read_meta(path: str | Path) -> GgufMeta:
     """Read the header of a GGUF file, and check that it is whole.

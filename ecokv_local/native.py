@@ -10,6 +10,7 @@ import ctypes as c
 import importlib.metadata
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -229,6 +230,7 @@ def check(status: int) -> int:
 # ---- log -----------------------------------------------------------------------------------------
 
 _LEVEL_DEBUG, _LEVEL_ERROR = 1, 4
+_FLASH_ATTENTION = re.compile(r"Flash Attention (enabled|not supported)")
 
 
 class _Log:
@@ -237,11 +239,15 @@ class _Log:
     def __init__(self) -> None:
         self.verbose = False
         self.errors: list[str] = []
+        self.flash_attn: bool | None = None  # what "auto" of the last context came to
 
     def __call__(self, level: int, text: bytes, _user: Any) -> None:
         line = text.decode("utf-8", "replace")
         if level == _LEVEL_ERROR and line.strip():
             self.errors = [*self.errors[-19:], line.strip()]
+        found = _FLASH_ATTENTION.search(line)
+        if found:
+            self.flash_attn = found[1] == "enabled"
         if self.verbose and level != _LEVEL_DEBUG:
             sys.stderr.write(line)
 

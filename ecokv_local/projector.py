@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ecokv_local import native
-from ecokv_local.errors import EcokvError, ImageError, ModelError
+from ecokv_local.errors import EcokvError, ImageError, ModelError, UsageError
 
 if TYPE_CHECKING:
     from ecokv_local.context import Context
@@ -29,6 +29,7 @@ class Chunk:
     n_tokens: int
     n_positions: int
     handle: Any = None
+    at_once: bool = False  # its tokens see each other: they cannot be read in parts
 
     @property
     def is_image(self) -> bool:
@@ -51,8 +52,14 @@ class Projector:
         native.log.take()
         self._ptr: Any = self._mtmd.mtmd_init_from_file(os.fsencode(path), model, params)
         if not self._ptr:
+            detail = native.log.take() or "no detail"
+            if image_max_tokens is not None and "image_max_pixels" in detail:
+                raise UsageError(
+                    f"image_max_tokens {image_max_tokens}: too few for {path}: {detail}",
+                    hint="raise --image-max-tokens, or leave it out",
+                )
             raise ModelError(
-                f"{path}: the projector cannot be loaded: {native.log.take() or 'no detail'}",
+                f"{path}: the projector cannot be loaded: {detail}",
                 hint="give the mmproj file that belongs to this model with --mmproj",
             )
         if not self._mtmd.mtmd_support_vision(self._ptr):
@@ -127,7 +134,8 @@ class Projector:
                 result.append(Chunk(ids, n_tokens, n_positions))
             else:
                 seen.append((mtmd.mtmd_input_chunk_get_id(handle) or b"").decode())
-                result.append(Chunk((), n_tokens, n_positions, handle))
+                at_once = bool(mtmd.mtmd_decode_use_non_causal(self._ptr, handle))
+                result.append(Chunk((), n_tokens, n_positions, handle, at_once))
         for image in images:
             if image.sha256 not in seen:
                 raise ImageError(f"{image.name}: the image did not reach the model")

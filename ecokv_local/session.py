@@ -63,6 +63,7 @@ class Session:
         self._before_last = Read()  # as it was before the last turn
         self._stop = False
         self._running = False
+        self._seeing = False
         self._n_evictions = 0
         asked = n_ctx or engine.n_ctx
         self._notes: list[str] = []  # for the next turn's warnings
@@ -210,6 +211,7 @@ class Session:
         rendered = self._template.render(self._with_system(conversation))
         warnings += rendered.warnings
         images = [image for m in conversation for image in m.images]
+        self._see(bool(images))
         if not rendered.text.startswith(self._read.text):
             self._forget()
             warnings.append(
@@ -227,6 +229,14 @@ class Session:
             raise
         answer = self._keep(turn, conversation, rendered.text, len(images), before)
         yield Event("end", "", answer)
+
+    def _see(self, seeing: bool) -> None:
+        """The adapters of a conversation with (or without) images; read anew where they differ."""
+        adapters = self.engine.adapters(seeing=seeing)
+        if adapters != self.engine.adapters(seeing=self._seeing):
+            self._forget()
+            self.context.set_adapters(adapters)
+        self._seeing = seeing
 
     def _keep(
         self, turn: Turn, conversation: list[Message], prompt: str, n_images: int, before: Read
