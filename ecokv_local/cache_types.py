@@ -47,7 +47,7 @@ def check_heads(key: str, value: str, key_size: int, value_size: int) -> None:
     for what, name, size in (("K", key, key_size), ("V", value, value_size)):
         if name in _QUANTISED and size % _BLOCK:
             raise UsageError(
-                f"cache type {name!r} for {what} stores blocks of {_BLOCK}, the heads of this model
-                " f"have {size} values",
+                f"cache type {name!r} for {what} stores blocks of {_BLOCK}, "
+                f"the heads of this model have {size} values",
                 hint=f"use -ct{what.lower()} f16",
             )

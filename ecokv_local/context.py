@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ecokv_local import native
 from ecokv_local.config import COMPOSE, HEAD_WEIGHT, VALUE_NORM, EvictionConfig
-from ecokv_local.errors import EcokvError, MemoryLimitError, StateError
+from ecokv_local.errors import EcokvError, MemoryLimitError, StateError, UsageError
 
 _SEQ = 0
 
@@ -73,6 +73,16 @@ def native_config(config: EvictionConfig, pairs: int) -> native.Config:
     )
 
 
+def _no_context(n_cells: int, detail: str) -> EcokvError:
+    """Why llama.cpp made no context: types that it cannot combine, or else memory."""
+    if any(word in detail for word in ("flash_attn", "Flash Attention", "cache type")):
+        return UsageError(f"no context: {detail}", hint="use other cache types (-ctk f16 -ctv f16)")
+    return MemoryLimitError(
+        f"no context of {n_cells} cells: {detail or 'out of memory'}",
+        hint="use a smaller --ctx-size or cache type (-ctk q8_0 -ctv q8_0 -fa on)",
+    )
+
+
 class Context:
     """One sequence in one llama_context. Owns the native object; ``close`` is idempotent."""
 
@@ -85,13 +95,15 @@ class Context:
         p.type_k, p.type_v = params.type_k, params.type_v
         p.no_perf = True
         native.log.take()
+        native.log.flash_attn = None
         self.ptr: Any = llama.llama_init_from_model(model, p)
         if not self.ptr:
-            raise MemoryLimitError(
-                f"no context of {params.n_cells} cells: {native.log.take() or 'out of memory'}",
-                hint="use a smaller --ctx-size or cache type (-ctk q8_0 -ctv q8_0 -fa on)",
-            )
+            raise _no_context(params.n_cells, native.log.take())
         self.params = params
+        resolved = native.log.flash_attn  # nothing is said where a quantised V asks for it
+        #: Whether attention runs as flash attention; "auto" is resolved.
+        self.flash_attn = params.flash_attn != 0 if resolved is None else resolved
+        self._n_swa = int(llama.llama_model_n_swa(model))
         self._vocab = llama.llama_model_get_vocab(model)
         self.n_vocab = int(llama.llama_vocab_n_tokens(self._vocab))
         self._batch = llama.llama_batch_init(params.n_batch, 0, 1)
@@ -188,13 +200,18 @@ class Context:
         self._rows = self.n_position = 0
 
     def rollback(self, n_position: int, n_rows: int) -> bool:
-        """Back to an earlier state; False (and nothing changed) where the cache cannot do that."""
-        if n_position == self.n_position:
-            return True
+        """Back to an earlier state; False (and nothing changed) where the cache cannot do that.
+
+        Rows of a read that broke off go too, also where ``n_position`` is the present one.
+        """
         if n_position == 0:
             self.clear()
             return True
         memory = native.llama.llama_get_memory(self.ptr)
+        if self._n_swa > 0:  # window layers reuse the cells of rows that left the window
+            first = int(native.llama.llama_memory_seq_pos_min(memory, _SEQ))
+            if first > max(0, n_position - self._n_swa):
+                return False
         if not native.llama.llama_memory_seq_rm(memory, _SEQ, n_position, -1):
             return False
         self.n_position, self._rows = n_position, n_rows

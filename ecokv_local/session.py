@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ecokv_local.answer import Answer, Event
 from ecokv_local.budget import Budget
 from ecokv_local.config import EvictionConfig, SamplingConfig
-from ecokv_local.errors import EcokvError, ImageError, StateError
+from ecokv_local.errors import EcokvError, ImageError, StateError, UsageError
 from ecokv_local.images import ImageInput
 from ecokv_local.messages import Message
 from ecokv_local.prompt import MEDIA_MARKER, ChatTemplate
@@ -31,6 +31,9 @@ class Read:
     n_rows: int = 0
 
 
+_CANNOT_REWIND = "the cache cannot go back to where the last turn began"
+
+
 class Session:
     """A conversation with its own cache.
 
@@ -47,6 +50,7 @@ class Session:
         sampling: SamplingConfig,
         n_ctx: int | None,
     ) -> None:
+        _check_text("the system prompt", system or "")
         self.engine = engine
         self.messages: list[Message] = []
         self.system, self.eviction, self.sampling = system, eviction, sampling
@@ -112,9 +116,12 @@ class Session:
             lossy = context.lossy
             context.disable()
             if lossy:  # nothing guards the evicted rows any more
-                self._forget()
+                self._forget("what was evicted before is needed without a budget")
 
-    def _forget(self) -> None:
+    def _forget(self, reason: str = "") -> None:
+        """Empty the cache: the next turn reads the whole conversation, and says why."""
+        if reason and self._read.text:
+            self._notes.append(f"the conversation was read again: {reason}")
         self.context.clear()
         self._read = self._before_last = Read()
 
@@ -140,6 +147,7 @@ class Session:
             self.sampling = sampling
             self._close_sampler()
         if system is not None:
+            _check_text("the system prompt", system)
             self.system = system or None
 
     def _idle(self) -> None:
@@ -157,6 +165,7 @@ class Session:
         A turn that fails raises and leaves the conversation as it was; ``stop``, or closing the
         iterator, ends the answer and keeps the turn.
         """
+        _check_text("the prompt", text)
         message = Message("user", text, tuple(ImageInput.of(image) for image in images))
         if message.images and not self.engine.has_vision:
             raise ImageError(
@@ -185,13 +194,13 @@ class Session:
         if self.context.rollback(self._before_last.n_position, self._before_last.n_rows):
             self._read = self._before_last
         else:
-            self._forget()
+            self._forget(_CANNOT_REWIND)
         try:
             yield from self._run(message, max_tokens)
         except EcokvError:
             self.messages = kept
             if self._read != read:
-                self._forget()
+                self._forget("the answer before it could not be made again")
             raise
 
     def _run(self, message: Message, max_tokens: int | None) -> Iterator[Event]:
@@ -207,24 +216,22 @@ class Session:
 
     def _turn(self, message: Message, max_tokens: int | None) -> Iterator[Event]:
         conversation = [*self.messages, message]
-        warnings, self._notes = self._notes, []
         rendered = self._template.render(self._with_system(conversation))
-        warnings += rendered.warnings
         images = [image for m in conversation for image in m.images]
         self._see(bool(images))
         if not rendered.text.startswith(self._read.text):
-            self._forget()
-            warnings.append(
-                "the conversation was read again: its earlier part does not begin the new prompt"
-            )
+            self._forget("its earlier part does not begin the new prompt")
         before = self._read
-        turn = Turn(self, max_tokens, warnings)
+        notes, self._notes = self._notes, []
+        again = before.n_position == 0 and len(conversation) > 1
+        turn = Turn(self, max_tokens, [*notes, *rendered.warnings], again=again)
         try:
             yield from turn.run(rendered.text[len(before.text) :], images[before.n_images :])
         except GeneratorExit:
             self._keep(turn, conversation, rendered.text, len(images), before)
             raise
         except BaseException:
+            self._notes = notes  # nobody has seen them
             self._undo(before)
             raise
         answer = self._keep(turn, conversation, rendered.text, len(images), before)
@@ -234,7 +241,7 @@ class Session:
         """The adapters of a conversation with (or without) images; read anew where they differ."""
         adapters = self.engine.adapters(seeing=seeing)
         if adapters != self.engine.adapters(seeing=self._seeing):
-            self._forget()
+            self._forget("the model sees images through an adapter of its own")
             self.context.set_adapters(adapters)
         self._seeing = seeing
 
@@ -257,7 +264,7 @@ class Session:
         if self.context.rollback(before.n_position, before.n_rows):
             self._read = before
         else:
-            self._forget()
+            self._forget(_CANNOT_REWIND)
 
     def _with_system(self, conversation: list[Message]) -> list[Message]:
         return [Message("system", self.system), *conversation] if self.system else conversation
@@ -303,6 +310,8 @@ class Session:
             "n_position": self.n_position,
             "n_rows": self.n_rows,
             "n_cells": self.n_cells,
+            "flash_attn": "on" if context.flash_attn else "off",
+            "cache_types": f"{self.engine.cache_type_k}/{self.engine.cache_type_v}",
             "kv_bytes": per_row * self.n_rows,
             "kv_bytes_allocated": per_row * self.n_cells,
             "n_evictions": self._n_evictions,
@@ -322,6 +331,18 @@ class Session:
         if self._context is not None:
             self._context.close()
             self._context = None
+
+
+def _check_text(what: str, text: str) -> None:
+    try:
+        text.encode()
+    except (
+        UnicodeEncodeError
+    ) as error:  # a lone surrogate, such as from arguments that are no UTF-8
+        raise UsageError(
+            f"{what} holds {text[error.start]!r} at {error.start}, which is not a character",
+            hint="give the text in UTF-8",
+        ) from None
 
 
 def _last(events: Iterator[Event]) -> Answer:

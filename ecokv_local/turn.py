@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 class Turn:
     """State and figures of one turn of a session."""
 
-    def __init__(self, session: Session, max_tokens: int | None, warnings: list[str]) -> None:
+    def __init__(
+        self, session: Session, max_tokens: int | None, warnings: list[str], *, again: bool = False
+    ) -> None:
+        """``again``: earlier turns are read once more, because the cache lost them."""
         if max_tokens is not None and max_tokens < 0:
             raise UsageError(f"max_tokens {max_tokens}: a number from 0 on is needed")
         self._session = session
@@ -39,14 +42,16 @@ class Turn:
         self._rows_peak = self._context.n_rows
         self._ms = {"encode": 0.0, "prefill": 0.0, "evict": 0.0, "decode": 0.0}
         self._budget: int | None = None
+        self._again, self._in_parts = again, False
 
     def run(self, prompt: str, images: Sequence[ImageInput]) -> Iterator[Event]:
         """Read ``prompt``, whose media markers stand for ``images``, and generate an answer."""
         with self._chunks(prompt, images) as chunks:
             self._n_prompt = sum(chunk.n_tokens for chunk in chunks)
             self._n_image_tokens = sum(c.n_tokens for c in chunks if c.is_image)
+            self._check_units(chunks)
             self._resolve_budget()
-            self._make_room()
+            self._make_room(max((c.n_tokens for c in chunks if c.is_image), default=1))
             try:
                 yield from self._prefill(chunks)
             except Stopped:
@@ -81,13 +86,39 @@ class Turn:
             n_prompt = self._context.n_position + self._n_prompt
             self._budget = eviction.pairs(n_prompt, max(1, self._context.bytes_per_row()))
 
-    def _make_room(self) -> None:
-        """Cells for the prompt and one token more; evicts before reading where that helps."""
+    def _check_units(self, chunks: Sequence[Chunk]) -> None:
+        """An image whose tokens see each other has to fit a micro-batch; llama.cpp aborts else."""
+        limit = self._session.engine.n_ubatch
+        for chunk in chunks:
+            if chunk.at_once and chunk.n_tokens > limit:
+                raise UsageError(
+                    f"an image of {chunk.n_tokens} tokens does not fit a micro-batch of {limit}, "
+                    "and this model reads an image in one piece",
+                    hint=f"use --ubatch-size {chunk.n_tokens} or more",
+                )
+        end = self._context.n_position + sum(chunk.n_positions for chunk in chunks)
+        trained = self._session.engine.n_ctx_train
+        if end > trained > 0:
+            self.warnings.append(f"the prompt ends at position {end}, the training at {trained}")
+
+    def _make_room(self, largest: int) -> None:
+        """Cells for the prompt and one token more; evicts before reading where that helps.
+
+        What was read before may be longer than the cache: it is read in parts then, each evicted to
+        the budget. ``largest`` part that cannot be cut.
+        """
         context, need = self._context, self._n_prompt + 1
         held = context.n_rows
         if self._budget is not None and held + need > context.n_cells:
             held = min(held, self._budget)
         if held + need > context.n_cells:
+            if self._again and self._budget and self._budget + largest + 1 <= context.n_cells:
+                self._in_parts = True
+                self.warnings.append(
+                    f"the conversation ({need - 1} tokens) is longer than the cache of "
+                    f"{context.n_cells} cells: it was read in parts, each evicted to the budget"
+                )
+                return
             budget = "" if self._budget is None else f" (budget {self._budget})"
             raise ContextFullError(
                 f"the prompt needs {need} cells ({self._n_image_tokens} of them for images), "
@@ -106,6 +137,7 @@ class Turn:
                 return
             if chunk.is_image:
                 done += 1
+                self._room_for(chunk.n_tokens)
                 yield Event("status", f"reading image {done}/{images} ({chunk.n_tokens} tokens)")
                 projector = self._session.engine.projector
                 assert projector is not None
@@ -118,11 +150,14 @@ class Turn:
 
     def _read_text(self, tokens: Sequence[int]) -> Iterator[Event]:
         step = self._session.engine.n_ubatch
+        if self._in_parts and self._budget is not None:
+            step = min(step, self._context.n_cells - self._budget - 1)
         for start in range(0, len(tokens), step):
             if self._session.stopping:
                 return
             if len(tokens) > step:
                 yield Event("status", f"reading {start}/{len(tokens)} tokens")
+            self._room_for(len(tokens[start : start + step]))
             clock = perf_counter()
             self._context.decode(tokens[start : start + step])
             self._ms["prefill"] += (perf_counter() - clock) * 1e3
@@ -137,6 +172,12 @@ class Turn:
         self.n_evictions += result.n_after < result.n_before
         if result.n_nonfinite:
             self.warnings.append(f"{result.n_nonfinite} KV pairs held NaN or Inf and were left out")
+
+    def _room_for(self, n_tokens: int) -> None:
+        """While reading in parts: evict where the next part and a token more would not fit."""
+        context = self._context
+        if self._in_parts and context.n_rows + n_tokens + 1 > context.n_cells:
+            self._evict_above(0)
 
     def _evict_above(self, slack: int) -> None:
         if self._budget is not None and self._context.n_rows > self._budget + slack:
