@@ -60,7 +60,8 @@ class Budget:
         if unit:
             raise UsageError(f"budget {text!r}: unknown unit {match['unit']!r}", hint=_HINT)
         if "." in match["number"]:
-            raise UsageError(f"budget {text!r} is a bare fraction", hint=f"write {number * 100:g}%")
+            plain = f"{number:g}" if number >= 1 and number % 1 == 0 else f"{number * 100:g}%"
+            raise UsageError(f"budget {text!r} is a bare fraction", hint=f"write {plain}")
         return cls(number)
 
     def resolve(self, n_prompt: int, bytes_per_pair: int) -> int:

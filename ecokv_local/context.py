@@ -103,7 +103,8 @@ class Context:
         resolved = native.log.flash_attn  # nothing is said where a quantised V asks for it
         #: Whether attention runs as flash attention; "auto" is resolved.
         self.flash_attn = params.flash_attn != 0 if resolved is None else resolved
-        self._n_swa = int(llama.llama_model_n_swa(model))
+        #: Positions that a sliding-window layer looks back; 0 without such layers.
+        self.n_swa = int(llama.llama_model_n_swa(model))
         self._vocab = llama.llama_model_get_vocab(model)
         self.n_vocab = int(llama.llama_vocab_n_tokens(self._vocab))
         self._batch = llama.llama_batch_init(params.n_batch, 0, 1)
@@ -140,6 +141,13 @@ class Context:
         if self.enabled:
             return native.check(native.lib.llama_ecokv_n_rows(self.ptr, _SEQ))
         return self._rows
+
+    @property
+    def window_room(self) -> int:
+        """Tokens that one read can place in the sliding-window layers, whose rows are not evicted:
+        they need cells for the positions of the window. All cells where there are no such layers.
+        """
+        return self.n_cells - min(self.n_position, self.n_swa)
 
     def bytes_per_row(self) -> int:
         """Bytes of K and V of one row over all evictable layers; 0 if the memory has no such
@@ -208,9 +216,9 @@ class Context:
             self.clear()
             return True
         memory = native.llama.llama_get_memory(self.ptr)
-        if self._n_swa > 0:  # window layers reuse the cells of rows that left the window
+        if self.n_swa > 0:  # window layers reuse the cells of rows that left the window
             first = int(native.llama.llama_memory_seq_pos_min(memory, _SEQ))
-            if first > max(0, n_position - self._n_swa):
+            if first > max(0, n_position - self.n_swa):
                 return False
         if not native.llama.llama_memory_seq_rm(memory, _SEQ, n_position, -1):
             return False

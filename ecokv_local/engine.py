@@ -13,6 +13,7 @@ from ecokv_local.cache_types import check_heads, check_pair, type_number
 from ecokv_local.config import EvictionConfig, SamplingConfig
 from ecokv_local.errors import ModelError, StateError, UsageError
 from ecokv_local.gguf_meta import check_complete, check_projector
+from ecokv_local.memory import check_fits
 from ecokv_local.models import built_in
 
 if TYPE_CHECKING:
@@ -180,6 +181,7 @@ class Engine:
         """A new cache of ``n_ctx`` cells (default: the engine's, else the model's own up to
         4096).
         """
+        from ecokv_local import native
         from ecokv_local.context import Context, ContextParams
 
         cells = n_ctx or self.n_ctx or min(self.n_ctx_train, DEFAULT_CELLS)
@@ -194,6 +196,8 @@ class Engine:
             type_k=type_number(self.cache_type_k),
             type_v=type_number(self.cache_type_v),
         )
+        if self._gpu_layers == 0 or not native.has_gpu():
+            check_fits(self.meta, cells, params.type_k, params.type_v)
         return Context(self._model(), params, self.adapters(seeing=False))
 
     def adapters(self, *, seeing: bool) -> list[Any]:

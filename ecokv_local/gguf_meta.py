@@ -102,6 +102,12 @@ class GgufMeta:
         return value if isinstance(value, int) else 0
 
 
+def row_bytes(ggml_type: int, n_values: int) -> int:
+    """Bytes of ``n_values`` values in a row, rounded up to whole blocks."""
+    values, size = _BLOCKS[ggml_type]
+    return -(-n_values // values) * size
+
+
 def read_meta(path: str | Path) -> GgufMeta:
     """Read the header of a GGUF file, and check that it is whole.
 

@@ -264,6 +264,16 @@ lib.llama_log_set.argtypes, lib.llama_log_set.restype = [_LOG_TYPE, c.c_void_p],
 lib.llama_log_set(_log_callback, None)
 
 
+_GPU, _INTEGRATED_GPU = 1, 2  # ggml_backend_dev_type
+
+
+def has_gpu() -> bool:
+    """Whether ggml sees a GPU of this machine (one behind a network does not count)."""
+    by_type = lib.ggml_backend_dev_by_type
+    by_type.argtypes, by_type.restype = [c.c_int], c.c_void_p
+    return any(by_type(kind) for kind in (_GPU, _INTEGRATED_GPU))
+
+
 def load_mtmd() -> Any:
     """The bindings of libmtmd, imported with the first projector."""
     import llama_cpp.mtmd_cpp as mtmd

@@ -108,6 +108,13 @@ class Turn:
         the budget. ``largest`` part that cannot be cut.
         """
         context, need = self._context, self._n_prompt + 1
+        end, window = context.n_position + need, context.n_swa
+        if self._budget is not None and end > context.n_cells < window + largest:
+            raise ContextFullError(
+                f"the sliding-window layers need {window + largest} cells "
+                f"(window {window} + {largest}), there are {context.n_cells}",
+                hint=f"use --ctx-size {window + largest} or more",
+            )
         held = context.n_rows
         if self._budget is not None and held + need > context.n_cells:
             held = min(held, self._budget)
@@ -149,17 +156,19 @@ class Turn:
             self._rows_peak = max(self._rows_peak, self._context.n_rows)
 
     def _read_text(self, tokens: Sequence[int]) -> Iterator[Event]:
-        step = self._session.engine.n_ubatch
+        start, step = 0, self._session.engine.n_ubatch
         if self._in_parts and self._budget is not None:
             step = min(step, self._context.n_cells - self._budget - 1)
-        for start in range(0, len(tokens), step):
+        while start < len(tokens):
             if self._session.stopping:
                 return
             if len(tokens) > step:
                 yield Event("status", f"reading {start}/{len(tokens)} tokens")
-            self._room_for(len(tokens[start : start + step]))
+            part = tokens[start : start + min(step, self._context.window_room)]
+            self._room_for(len(part))
             clock = perf_counter()
-            self._context.decode(tokens[start : start + step])
+            self._context.decode(part)
+            start += len(part)
             self._ms["prefill"] += (perf_counter() - clock) * 1e3
 
     # ---- eviction
@@ -226,6 +235,11 @@ class Turn:
         context = self._context
         if self._max_tokens is None and context.n_position >= limit:
             self.warnings.append(f"stopped at position {limit}, where the model's training ended")
+        elif context.window_room < 1:
+            self.warnings.append(
+                f"the {context.n_cells} cells of the sliding-window layers are full: "
+                f"raise --ctx-size above {context.n_swa}"
+            )
         elif context.n_rows + 1 > context.n_cells:
             self._evict_above(0)
             if context.n_rows + 1 <= context.n_cells:

