@@ -63,14 +63,14 @@ struct llama_ecokv_config {
     int32_t  policy;            // enum llama_ecokv_policy
     int32_t  budget;            // KV pairs per layer and KV head, sinks and recents included
     int32_t  n_sink;            // first tokens that always stay
-    int32_t  n_recent;          // last tokens that always stay
+    int32_t  n_recent;          // last tokens that always stay, at least 1
     int32_t  kernel;            // width of the average pooling of the importance, odd
     int32_t  compose;           // enum llama_ecokv_compose
     int32_t  head_weight;       // enum llama_ecokv_head_weight
     int32_t  value_norm;        // enum llama_ecokv_value_norm
     float    lambda;            // share of the Euclidean distance in the diversity, 0 .. 1
     float    head_weight_fixed; // with LLAMA_ECOKV_HEAD_FIXED, 0 .. 1
-    uint32_t seed;              // with LLAMA_ECOKV_POLICY_RANDOM
+    uint32_t seed;              // with LLAMA_ECOKV_POLICY_RANDOM; llama_ecokv_evict adds the evictions of the sequence so far
 };
 
 // sizes of the evictable part of the cache (with sliding-window models: the full-attention layers)
@@ -150,6 +150,7 @@ LLAMA_API bool llama_ecokv_stop_requested(void * data);
 
 // LLAMA_ECOKV_OK if the memory of the context can be evicted, else the reason
 LLAMA_API int32_t llama_ecokv_check  (struct llama_context * ctx);
+// on an enabled context: new settings, the states and queries of its sequences stay
 LLAMA_API int32_t llama_ecokv_enable (struct llama_context * ctx, struct llama_ecokv_params params);
 LLAMA_API int32_t llama_ecokv_disable(struct llama_context * ctx);
 

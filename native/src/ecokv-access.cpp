@@ -10,15 +10,20 @@ static llama_kv_cache_iswa * iswa_of(llama_memory_i * mem) {
     return dynamic_cast<llama_kv_cache_iswa *>(mem);
 }
 
-llama_kv_cache * llama_ecokv_access::find(llama_context & ctx, int32_t & status) {
-    auto * mem = ctx.memory.get();
+llama_kv_cache * llama_ecokv_access::find(llama_context * ctx, int32_t & status) {
+    if (!ctx) {
+        status = ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "the context is NULL");
+        return nullptr;
+    }
+
+    auto * mem = ctx->memory.get();
 
     // classes that merely contain a llama_kv_cache (recurrent, hybrid, DSA, ...) do not derive from it
     auto * iswa = iswa_of(mem);
     auto * kv   = iswa ? iswa->get_base() : dynamic_cast<llama_kv_cache *>(mem);
 
-    const auto & hparams = ctx.model.hparams;
-    const char * arch    = llm_arch_name(ctx.model.arch);
+    const auto & hparams = ctx->model.hparams;
+    const char * arch    = llm_arch_name(ctx->model.arch);
 
     if (!mem || !kv) {
         status = ecokv_fail(LLAMA_ECOKV_ERR_MEMORY,
@@ -43,7 +48,7 @@ llama_kv_cache * llama_ecokv_access::find(llama_context & ctx, int32_t & status)
                 "architecture '%s' keeps sliding-window layers in one full cache; its window is not evictable", arch);
         return nullptr;
     }
-    if (hparams.use_alibi || hparams.n_rel_attn_bkts > 0 || hparams.ple_n_heads > 0 || ctx.model.arch == LLM_ARCH_GROK) {
+    if (hparams.use_alibi || hparams.n_rel_attn_bkts > 0 || hparams.ple_n_heads > 0 || ctx->model.arch == LLM_ARCH_GROK) {
         status = ecokv_fail(LLAMA_ECOKV_ERR_MODEL,
                 "architecture '%s' adds position terms to attention (ALiBi, relative buckets, n-grams) that kept rows would break", arch);
         return nullptr;
@@ -86,7 +91,7 @@ std::vector<ecokv_layer> llama_ecokv_access::layers(llama_kv_cache & kv, uint32_
 
 // the enabled cache that holds a sequence, or null with the reason in status
 static llama_kv_cache * find_enabled(llama_context * ctx, llama_seq_id seq_id, int32_t & status) {
-    auto * kv = llama_ecokv_access::find(*ctx, status);
+    auto * kv = llama_ecokv_access::find(ctx, status);
     if (!kv) {
         return nullptr;
     }

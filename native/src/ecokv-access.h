@@ -47,7 +47,7 @@ struct ecokv_seq {
 
 struct llama_ecokv_access {
     // the evictable cache of a context, or null with the reason in status
-    static llama_kv_cache * find(llama_context & ctx, int32_t & status);
+    static llama_kv_cache * find(llama_context * ctx, int32_t & status);
 
     static std::shared_ptr<llama_ecokv_store> & store(llama_kv_cache & kv);
 
@@ -87,3 +87,6 @@ std::vector<uint32_t> ecokv_valid_slots(const ecokv_seq & seq);
 
 // rank of a cell in the sequence, -1 if it does not belong to it
 int32_t ecokv_rank_of(const ecokv_seq & seq, uint32_t cell);
+
+// last rank that the query of a valid slot sees
+int32_t ecokv_rank_of_slot(const ecokv_seq & seq, const llama_ecokv_store::slot & slot);

@@ -169,7 +169,8 @@ static void update_state(const ecokv_seq & seq, const ecokv_kept & kept, int32_t
     auto & old = seq.store->seqs[seq.id];
 
     llama_ecokv_store::lossy res;
-    res.edited = true;
+    res.edited      = true;
+    res.n_evictions = old.n_evictions + 1;
     res.n_rows = kept.n_keep - tail;
     res.pos.resize((size_t) kept.n_layer*kept.n_head_kv*res.n_rows, -1);
 
@@ -194,15 +195,16 @@ static void update_ring(const ecokv_seq & seq, int32_t n_keep, int32_t tail, con
     auto & st = *seq.store;
     for (uint32_t i = seq.id*st.n_ring; i < (seq.id + 1)*st.n_ring; ++i) {
         auto & slot = st.slots[i];
-        if (slot.tick < 0) {
+        if (slot.tick < 0 || slot.cell == llama_ecokv_store::slot::NO_CELL) {
             continue;
         }
-        const int32_t from_end = seq.n() - 1 - ecokv_rank_of(seq, slot.cell); // n if the cell is not ours
-        if (from_end < tail) {
-            slot.cell = dst[n_keep - 1 - from_end];
-        } else {
-            slot = {};
+        const int32_t rank = ecokv_rank_of(seq, slot.cell);
+        if (rank < 0 || seq.cells->pos_get(slot.cell) != slot.pos) {
+            slot = {}; // rolled back
+            continue;
         }
+        const int32_t from_end = seq.n() - 1 - rank;
+        slot.cell = from_end < tail ? dst[n_keep - 1 - from_end] : llama_ecokv_store::slot::NO_CELL;
     }
 }
 

@@ -52,7 +52,7 @@ ecokv_queries ecokv_queries_get(const ecokv_seq & seq) {
     ecokv_queries res;
     res.slots = ecokv_valid_slots(seq);
     for (uint32_t i : res.slots) {
-        res.ranks.push_back(ecokv_rank_of(seq, seq.store->slots[i].cell));
+        res.ranks.push_back(ecokv_rank_of_slot(seq, seq.store->slots[i]));
     }
     return res;
 }

@@ -26,6 +26,9 @@ void llama_ecokv_build_store_q(
 // the contents of the cache were dropped or replaced (seq_id < 0: of every sequence)
 void llama_ecokv_on_reset(llama_ecokv_store * store, llama_seq_id seq_id);
 
+// every sequence but this one is dropped
+void llama_ecokv_on_seq_keep(llama_ecokv_store * store, llama_seq_id seq_id);
+
 // false if [p0, p1) reaches into the evicted part of a sequence: the removal must fail and change nothing
 bool llama_ecokv_on_seq_rm(llama_ecokv_store * store, llama_seq_id seq_id, llama_pos p0, llama_pos p1);
 

@@ -8,6 +8,9 @@
 #include <numeric>
 #include <vector>
 
+static const int32_t MAX_PROTECTED = 1 << 24;
+static const int32_t MAX_KERNEL    = 1023;
+
 llama_ecokv_config llama_ecokv_config_default(void) {
     return {
         /*.policy            =*/ LLAMA_ECOKV_POLICY_ECOKV,
@@ -34,11 +37,12 @@ int32_t ecokv_config_check(const llama_ecokv_config & c) {
     if (!ecokv_policy_get(c.policy)) {
         return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "unknown policy %d", c.policy);
     }
-    if (c.n_sink < 0 || c.n_recent < 0) {
-        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "n_sink = %d, n_recent = %d: neither can be negative", c.n_sink, c.n_recent);
+    if (!in(c.n_sink, MAX_PROTECTED) || !in(c.n_recent, MAX_PROTECTED) || c.n_recent < 1) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "n_sink = %d (from 0), n_recent = %d (from 1: the next position follows on the last row)",
+                c.n_sink, c.n_recent);
     }
-    if (c.kernel < 1 || c.kernel % 2 == 0) {
-        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "kernel = %d: an odd number is needed", c.kernel);
+    if (!in(c.kernel, MAX_KERNEL + 1) || c.kernel % 2 == 0) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "kernel = %d: an odd number up to %d is needed", c.kernel, MAX_KERNEL);
     }
     if (!in(c.compose, 4) || !in(c.head_weight, 4) || !in(c.value_norm, 3)) {
         return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "compose = %d, head_weight = %d, value_norm = %d: one is unknown", c.compose, c.head_weight, c.value_norm);

@@ -1,5 +1,6 @@
 #include "ecokv-policy.h"
 
+#include <algorithm>
 #include <cstring>
 
 // by enum llama_ecokv_policy
@@ -33,14 +34,12 @@ std::vector<double> ecokv_pool_attention(const ecokv_head & head, int32_t kernel
     const int32_t n = head.n_cand();
     const int32_t r = kernel/2;
 
-    auto a = [&](int32_t i) {
-        return i >= 0 && i < n && head.finite(head.lo + i) ? (double) head.attn[head.lo + i] : 0.0;
-    };
+    auto a = [&](int32_t i) { return head.finite(head.lo + i) ? (double) head.attn[head.lo + i] : 0.0; };
 
     std::vector<double> res(n);
     for (int32_t i = 0; i < n; ++i) {
         double sum = 0.0;
-        for (int32_t j = i - r; j <= i + r; ++j) {
+        for (int32_t j = std::max(0, i - r); j <= std::min(n - 1, i + r); ++j) {
             sum += a(j);
         }
         res[i] = sum/kernel;

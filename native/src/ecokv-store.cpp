@@ -24,6 +24,43 @@ void llama_ecokv_store::reset(llama_seq_id seq_id) {
     }
 }
 
+void llama_ecokv_store::adopt(const llama_ecokv_store & other) {
+    seqs     = other.seqs;
+    counters = other.counters;
+    tick     = other.tick;
+
+    std::vector<uint8_t> row;
+
+    for (uint32_t s = 0; s < n_seq; ++s) {
+        std::vector<uint32_t> from;
+        for (uint32_t i = s*other.n_ring; i < (s + 1)*other.n_ring; ++i) {
+            if (other.slots[i].tick >= 0) {
+                from.push_back(i);
+            }
+        }
+        std::sort(from.begin(), from.end(), [&](uint32_t a, uint32_t b) { return other.slots[a].tick < other.slots[b].tick; });
+        if (from.size() > n_ring) {
+            from.erase(from.begin(), from.end() - n_ring);
+        }
+
+        for (size_t j = 0; j < from.size(); ++j) {
+            const uint32_t to = s*n_ring + (uint32_t) j;
+            slots[to] = other.slots[from[j]];
+            for (size_t i = 0; i < layers.size(); ++i) {
+                row.resize(layers[i].q->nb[1]);
+                ggml_backend_tensor_get(other.layers[i].q, row.data(), from[j]*row.size(), row.size());
+                ggml_backend_tensor_set(layers[i].q,       row.data(), to*row.size(),      row.size());
+            }
+        }
+        head[s] = (uint32_t) (from.size() % n_ring);
+    }
+
+    for (size_t i = 0; i < layers.size(); ++i) {
+        layers[i].kq_scale = other.layers[i].kq_scale;
+        layers[i].sinks    = other.layers[i].sinks;
+    }
+}
+
 void llama_ecokv_store::rewind(llama_seq_id seq_id, llama_pos p0) {
     for (uint32_t i = 0; i < n_ring; ++i) {
         const uint32_t last = (head[seq_id] + n_ring - 1) % n_ring;
@@ -53,6 +90,14 @@ int32_t ecokv_rank_of(const ecokv_seq & seq, uint32_t cell) {
     return it == seq.cell.end() ? -1 : (int32_t) (it - seq.cell.begin());
 }
 
+int32_t ecokv_rank_of_slot(const ecokv_seq & seq, const llama_ecokv_store::slot & slot) {
+    if (slot.cell != llama_ecokv_store::slot::NO_CELL) {
+        return ecokv_rank_of(seq, slot.cell);
+    }
+    const auto end = std::partition_point(seq.cell.begin(), seq.cell.end(), [&](uint32_t c) { return seq.cells->pos_get(c) <= slot.pos; });
+    return (int32_t) (end - seq.cell.begin()) - 1;
+}
+
 std::vector<uint32_t> ecokv_valid_slots(const ecokv_seq & seq) {
     const auto & st    = *seq.store;
     const auto & cells = *seq.cells;
@@ -61,6 +106,9 @@ std::vector<uint32_t> ecokv_valid_slots(const ecokv_seq & seq) {
     const uint32_t i1 = i0 + st.n_ring;
 
     auto valid = [&](const llama_ecokv_store::slot & s) {
+        if (s.tick >= 0 && s.cell == llama_ecokv_store::slot::NO_CELL) {
+            return ecokv_rank_of_slot(seq, s) >= 0;
+        }
         return s.tick >= 0 && !cells.is_empty(s.cell) && cells.seq_has(s.cell, seq.id) && cells.pos_get(s.cell) == s.pos;
     };
 
@@ -69,7 +117,7 @@ std::vector<uint32_t> ecokv_valid_slots(const ecokv_seq & seq) {
         const auto & s = st.slots[i];
         // after a rollback two slots may name one cell: the newer one holds its query
         const bool newest = std::none_of(st.slots.begin() + i0, st.slots.begin() + i1, [&](const auto & o) {
-            return o.cell == s.cell && o.tick > s.tick;
+            return s.cell != llama_ecokv_store::slot::NO_CELL && o.cell == s.cell && o.tick > s.tick;
         });
         if (valid(s) && newest) {
             res.push_back(i);
@@ -234,6 +282,14 @@ static bool is_edited(const llama_ecokv_store & store, llama_seq_id seq_id) {
         return std::any_of(store.seqs.begin(), store.seqs.end(), [](const auto & s) { return s.edited; });
     }
     return (uint32_t) seq_id < store.n_seq && store.seqs[seq_id].edited;
+}
+
+void llama_ecokv_on_seq_keep(llama_ecokv_store * store, llama_seq_id seq_id) {
+    for (uint32_t s = 0; store && s < store->n_seq; ++s) {
+        if (s != (uint32_t) seq_id) {
+            store->reset(s);
+        }
+    }
 }
 
 void llama_ecokv_on_reset(llama_ecokv_store * store, llama_seq_id seq_id) {

@@ -25,6 +25,8 @@ struct llama_ecokv_store {
 
     // a ring slot; valid only while the cell still holds this position
     struct slot {
+        static constexpr uint32_t NO_CELL = UINT32_MAX; // the row was evicted, the query still votes
+
         int64_t   tick = -1; // -1: empty
         llama_pos pos  = -1;
         uint32_t  cell =  0;
@@ -32,9 +34,10 @@ struct llama_ecokv_store {
 
     // the evicted part of a sequence: its first n_rows rows differ between heads or are not a full prefix
     struct lossy {
-        bool                   edited   = false;
-        int32_t                n_rows   = 0;
-        llama_pos              safe_pos = 0;
+        bool                   edited      = false;
+        int32_t                n_evictions = 0;
+        int32_t                n_rows      = 0;
+        llama_pos              safe_pos    = 0;
         std::vector<llama_pos> pos; // true positions, [n_layer][n_head_kv][n_rows]
     };
 
@@ -60,6 +63,7 @@ struct llama_ecokv_store {
     size_t                 sched_nodes = 0;
 
     void   reset (llama_seq_id seq_id); // < 0: all
+    void   adopt (const llama_ecokv_store & other); // takes over the states and queries of another store of the same cache
     void   rewind(llama_seq_id seq_id, llama_pos p0); // drops the newest slots at or after p0: drafts that are rolled back
     size_t bytes() const;
 };

@@ -53,7 +53,7 @@ bool llama_ecokv_stop_requested(void * data) {
 
 int32_t llama_ecokv_check(llama_context * ctx) {
     int32_t status;
-    llama_ecokv_access::find(*ctx, status);
+    llama_ecokv_access::find(ctx, status);
     return status;
 }
 
@@ -96,7 +96,7 @@ static int32_t alloc_rings(llama_ecokv_store & st, llama_kv_cache & kv) {
 int32_t llama_ecokv_enable(llama_context * ctx, llama_ecokv_params params) {
     return guarded([&]() -> int32_t {
         int32_t status;
-        auto * kv = llama_ecokv_access::find(*ctx, status);
+        auto * kv = llama_ecokv_access::find(ctx, status);
         if (!kv) {
             return status;
         }
@@ -120,17 +120,22 @@ int32_t llama_ecokv_enable(llama_context * ctx, llama_ecokv_params params) {
         st->seqs .resize(st->n_seq);
 
         status = alloc_rings(*st, *kv);
-        if (status == LLAMA_ECOKV_OK) {
-            llama_ecokv_access::install(*ctx, *kv, st);
+        if (status != LLAMA_ECOKV_OK) {
+            return status;
         }
-        return status;
+        if (const auto & old = llama_ecokv_access::store(*kv)) { // new settings: what was evicted stays known
+            llama_synchronize(ctx);
+            st->adopt(*old);
+        }
+        llama_ecokv_access::install(*ctx, *kv, st);
+        return LLAMA_ECOKV_OK;
     });
 }
 
 int32_t llama_ecokv_disable(llama_context * ctx) {
     return guarded([&]() -> int32_t {
         int32_t status;
-        auto * kv = llama_ecokv_access::find(*ctx, status);
+        auto * kv = llama_ecokv_access::find(ctx, status);
         if (kv && llama_ecokv_access::store(*kv)) {
             llama_ecokv_access::install(*ctx, *kv, nullptr);
         }
@@ -140,7 +145,7 @@ int32_t llama_ecokv_disable(llama_context * ctx) {
 
 int32_t llama_ecokv_get_shape(llama_context * ctx, llama_ecokv_shape * shape) {
     int32_t status;
-    auto * kv = llama_ecokv_access::find(*ctx, status);
+    auto * kv = llama_ecokv_access::find(ctx, status);
     if (kv) {
         llama_ecokv_access::shape(*kv, *shape);
     }
@@ -157,7 +162,7 @@ int32_t llama_ecokv_get_counters(llama_context * ctx, llama_ecokv_counters * cou
 
 int64_t llama_ecokv_ring_bytes(llama_context * ctx) {
     int32_t status;
-    auto * kv = llama_ecokv_access::find(*ctx, status);
+    auto * kv = llama_ecokv_access::find(ctx, status);
     return kv && llama_ecokv_access::store(*kv) ? (int64_t) llama_ecokv_access::store(*kv)->bytes() : 0;
 }
 
@@ -236,8 +241,11 @@ static int32_t count_nonfinite(const ecokv_seq & seq, const llama_ecokv_features
     return res;
 }
 
-static int32_t evict(const ecokv_seq & seq, const llama_ecokv_config & config, llama_ecokv_result & res) {
+static int32_t evict(const ecokv_seq & seq, llama_ecokv_config config, llama_ecokv_result & res) {
     res.n_before = res.n_after = seq.n();
+
+    // noise that stayed the same would condemn the same ranks every time
+    config.seed += (uint32_t) seq.store->seqs[seq.id].n_evictions;
 
     if (config.policy == LLAMA_ECOKV_POLICY_NONE || seq.n() <= config.budget) {
         return LLAMA_ECOKV_OK;
@@ -336,7 +344,7 @@ template <typename F>
 static int32_t with_layer(llama_context * ctx, int32_t layer, F fn) {
     return guarded([&]() -> int32_t {
         int32_t status;
-        auto * kv = llama_ecokv_access::find(*ctx, status);
+        auto * kv = llama_ecokv_access::find(ctx, status);
         if (!kv) {
             return status;
         }

@@ -262,6 +262,9 @@ static void test_an_evicted_sequence_is_no_prefix(const tiny_model & m) {
 }
 
 static void test_bad_calls(const tiny_model & m) {
+    CHECK(llama_ecokv_n_rows(nullptr, 0) == LLAMA_ECOKV_ERR_PARAM);
+    CHECK(llama_ecokv_check(nullptr) == LLAMA_ECOKV_ERR_PARAM);
+
     session_config off;
     off.enable = false;
     session plain(m, off);
@@ -321,6 +324,84 @@ static void test_ring_follows_rollback(const tiny_model & m) {
     CHECK(n == 8 && pos[7] == 40 && pos[0] == 33 && std::is_sorted(pos.begin(), pos.end()));
 }
 
+// the window may be larger than the recents: an evicted row does not silence its query
+static void test_queries_outlive_their_rows(const tiny_model & m) {
+    session_config c;
+    c.window = 32;
+    session s(m, c);
+    s.decode(0, 200);
+    for (int i = 0; i < 3; ++i) {
+        CHECK(s.evict(config(LLAMA_ECOKV_POLICY_ECOKV, 60)).n_query == 32);
+        s.decode(200 + i, 1);
+    }
+    std::vector<llama_pos> pos(32);
+    CHECK(llama_ecokv_get_queries(s.ctx, 0, 0, nullptr, pos.data()) == 32);
+    CHECK(pos.front() == 203 - 32 && pos.back() == 202);
+    const features host(s);
+    for (float a : host.attn) {
+        CHECK(std::isfinite(a) && a >= 0.0f);
+    }
+    CHECK(llama_memory_seq_rm(llama_get_memory(s.ctx), 0, -1, -1));
+    s.decode(0, 20);
+    CHECK(llama_ecokv_n_query(s.ctx, 0) == 20); // nothing of the old text votes
+}
+
+// enabling again with another window keeps what is known of evicted sequences, and the queries
+static void test_new_settings_keep_the_state(const tiny_model & m) {
+    for (int window : { 4, 8, 24 }) {
+        session s(m, {});
+        s.decode(0, 120);
+        s.evict(config(LLAMA_ECOKV_POLICY_ECOKV, 40));
+        s.decode(120, 3);
+        const int safe = llama_ecokv_safe_pos(s.ctx, 0);
+
+        std::vector<llama_pos> before(3*2*43);
+        std::vector<llama_pos> after (3*2*43);
+        CHECK(llama_ecokv_get_kept(s.ctx, 0, before.data()) == 43);
+
+        auto p = llama_ecokv_params_default();
+        p.n_window = window;
+        CHECK(llama_ecokv_enable(s.ctx, p) == LLAMA_ECOKV_OK);
+        CHECK(llama_ecokv_is_lossy(s.ctx, 0) == 1 && llama_ecokv_safe_pos(s.ctx, 0) == safe);
+        CHECK(llama_ecokv_get_kept(s.ctx, 0, after.data()) == 43 && after == before);
+        CHECK(llama_ecokv_n_query(s.ctx, 0) == std::min(window, 16));
+        CHECK(!llama_memory_seq_rm(llama_get_memory(s.ctx), 0, 10, -1));
+        CHECK(s.evict(config(LLAMA_ECOKV_POLICY_ECOKV, 30)).n_after == 30);
+        s.decode(123, 1);
+    }
+}
+
+static void test_keeping_one_sequence_forgets_the_others(const tiny_model & m) {
+    session_config c;
+    c.n_seq   = 2;
+    c.unified = true;
+    session s(m, c);
+    s.decode(0, 60, 0);
+    s.decode(0, 60, 1);
+    s.evict(config(LLAMA_ECOKV_POLICY_ECOKV, 30), 0);
+    llama_memory_seq_keep(llama_get_memory(s.ctx), 1);
+    CHECK(s.n_rows(0) == 0 && llama_ecokv_is_lossy(s.ctx, 0) == 0 && s.n_rows(1) == 60);
+    s.decode(0, 10, 0);
+}
+
+static void test_noise_is_drawn_anew(const tiny_model & m) {
+    session s(m, {});
+    s.decode(0, 200);
+    int pos = 200;
+    for (int i = 0; i < 30; ++i) {
+        s.evict(config(LLAMA_ECOKV_POLICY_RANDOM, 60));
+        s.decode(pos, 4);
+        pos += 4;
+    }
+    std::vector<llama_pos> kept(3*2*s.n_rows());
+    CHECK(llama_ecokv_get_kept(s.ctx, 0, kept.data()) == s.n_rows());
+    int n_middle = 0; // neither of the first rows nor of the last: both get a chance
+    for (llama_pos p : kept) {
+        n_middle += p >= 200 && p < pos - 72;
+    }
+    CHECK(n_middle > 0);
+}
+
 int main() {
     llama_backend_init();
     llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
@@ -335,6 +416,10 @@ int main() {
         test_an_evicted_sequence_is_no_prefix(m);
         test_bad_calls(m);
         test_ring_follows_rollback(m);
+        test_queries_outlive_their_rows(m);
+        test_new_settings_keep_the_state(m);
+        test_keeping_one_sequence_forgets_the_others(m);
+        test_noise_is_drawn_anew(m);
     }
     {
         tiny_config c; // a head size that fits no vector lane count, and one KV head

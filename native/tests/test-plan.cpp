@@ -150,7 +150,9 @@ static void test_bad_configs() {
     CHECK(refused([](auto & c) { c.policy = 99; }));
     CHECK(refused([](auto & c) { c.policy = -1; }));
     CHECK(refused([](auto & c) { c.n_sink = -1; }));
+    CHECK(refused([](auto & c) { c.n_recent = 0; })); // the next position follows on the last row
     CHECK(refused([](auto & c) { c.kernel = 4; }));
+    CHECK(refused([](auto & c) { c.kernel = 99999999; }));
     CHECK(refused([](auto & c) { c.kernel = 0; }));
     CHECK(refused([](auto & c) { c.compose = 4; }));
     CHECK(refused([](auto & c) { c.lambda = 1.5f; }));
