@@ -24,9 +24,9 @@ POLICIES: dict[str, PolicyInfo] = {
     for p in (
         PolicyInfo("ecokv", "importance and diversity, weighed by the head's redundancy", 4, 8),
         PolicyInfo("snapkv", "attention of the window, pooled", 0, 8),
-        PolicyInfo("streaming", "sinks and the most recent tokens", 4, 0),
+        PolicyInfo("streaming", "sinks and the most recent tokens", 4, 1),
         PolicyInfo("random", "seeded noise, the control", 4, 8),
-        PolicyInfo("none", "full cache", 0, 0),
+        PolicyInfo("none", "full cache", 0, 1),
     )
 }
 
@@ -42,9 +42,10 @@ def _choice(name: str, value: object, choices: tuple[str, ...] | list[str]) -> N
         )
 
 
-def _at_least(name: str, value: object, smallest: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < smallest:
-        raise UsageError(f"{name} {value!r}: a whole number from {smallest} on is needed")
+def whole_number(name: str, value: object, low: int, high: int) -> None:
+    """Raises UsageError unless ``value`` is an int in [low, high]."""
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise UsageError(f"{name} {value!r}: a whole number from {low} to {high} is needed")
 
 
 @dataclass(frozen=True)
@@ -74,16 +75,14 @@ class EvictionConfig:
         _choice("policy", self.policy, list(POLICIES))
         if self.budget is not None:
             object.__setattr__(self, "budget", Budget.parse(self.budget))
-        _at_least("sinks", self.n_sinks, 0)
-        _at_least("recent", self.n_recent, 0)
-        _at_least("window", self.window, 1)
-        _at_least("slack", self.slack, 1)
-        _at_least("seed", self.seed, 0)
-        _at_least("kernel", self.kernel, 1)
+        whole_number("sinks", self.n_sinks, 0, 2**20)
+        whole_number("recent", self.n_recent, 1, 2**20)  # the next position follows on the last row
+        whole_number("window", self.window, 1, 1024)
+        whole_number("slack", self.slack, 1, 2**20)
+        whole_number("seed", self.seed, 0, 2**32 - 1)
+        whole_number("kernel", self.kernel, 1, 1023)
         if self.kernel % 2 == 0:
             raise UsageError(f"kernel {self.kernel}: an odd number is needed")
-        if self.window > 1024:
-            raise UsageError(f"window {self.window}: at most 1024 queries vote")
         _choice("compose", self.compose, COMPOSE)
         _choice("value_norm", self.value_norm, VALUE_NORM)
         if isinstance(self.head_weight, str):
@@ -113,6 +112,15 @@ class EvictionConfig:
     def budget_min(self) -> int:
         """Smallest budget that works: what always stays and one more."""
         return self.n_sinks + self.n_recent + 1
+
+    def raised(self, n_prompt: int) -> bool:
+        """Whether a share of a prompt of ``n_prompt`` tokens is below ``budget_min``."""
+        budget = self.budget
+        return (
+            isinstance(budget, Budget)
+            and budget.unit == "percent"
+            and budget.resolve(n_prompt, 1) < min(n_prompt, self.budget_min())
+        )
 
     def pairs(self, n_prompt: int, bytes_per_pair: int) -> int:
         """The budget in KV pairs per layer and head.
@@ -146,8 +154,7 @@ class SamplingConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.temp <= 100:
             raise UsageError(f"temp {self.temp}: a number from 0 on is needed")
-        if self.top_k < 0:
-            raise UsageError(f"top_k {self.top_k}: a whole number from 0 (off) on is needed")
+        whole_number("top_k", self.top_k, 0, 2**31 - 1)  # 0 is off
         for name in ("top_p", "min_p"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UsageError(f"{name} {getattr(self, name)}: a number from 0 to 1 is needed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,14 @@ from ecokv_local.config import COMPOSE, HEAD_WEIGHT, VALUE_NORM, EvictionConfig
 from ecokv_local.errors import EcokvError, MemoryLimitError, StateError, UsageError
 
 _SEQ = 0
+
+
+class Mark(NamedTuple):
+    """The end of a sequence: its next position, its rows, and the tokens that were read."""
+
+    n_position: int = 0
+    n_rows: int = 0
+    n_tokens: int = 0
 
 
 class Stopped(Exception):
@@ -60,7 +68,7 @@ def native_config(config: EvictionConfig, pairs: int) -> native.Config:
     fixed = not isinstance(config.head_weight, str)
     return native.Config(
         policy=native.check(native.lib.llama_ecokv_policy_by_name(config.policy.encode())),
-        budget=pairs,
+        budget=min(pairs, 2**31 - 1),
         n_sink=config.n_sinks,
         n_recent=config.n_recent,
         kernel=config.kernel,
@@ -69,7 +77,7 @@ def native_config(config: EvictionConfig, pairs: int) -> native.Config:
         value_norm=VALUE_NORM.index(config.value_norm),
         lam=config.lam,
         head_weight_fixed=float(config.head_weight) if fixed else 0.5,
-        seed=config.seed % 2**32,
+        seed=config.seed,
     )
 
 
@@ -96,10 +104,13 @@ class Context:
         p.no_perf = True
         native.log.take()
         native.log.flash_attn = None
-        self.ptr: Any = llama.llama_init_from_model(model, p)
-        if not self.ptr:
+        self._ptr: Any = llama.llama_init_from_model(model, p)
+        if not self._ptr:
             raise _no_context(params.n_cells, native.log.take())
         self.params = params
+        #: Tokens of one decode and of one micro-batch: llama.cpp lowers what was asked for.
+        self.n_batch = int(llama.llama_n_batch(self._ptr))
+        self.n_ubatch = int(llama.llama_n_ubatch(self._ptr))
         resolved = native.log.flash_attn  # nothing is said where a quantised V asks for it
         #: Whether attention runs as flash attention; "auto" is resolved.
         self.flash_attn = params.flash_attn != 0 if resolved is None else resolved
@@ -107,8 +118,9 @@ class Context:
         self.n_swa = int(llama.llama_model_n_swa(model))
         self._vocab = llama.llama_model_get_vocab(model)
         self.n_vocab = int(llama.llama_vocab_n_tokens(self._vocab))
-        self._batch = llama.llama_batch_init(params.n_batch, 0, 1)
-        self.n_position = 0
+        self._batch = llama.llama_batch_init(self.n_batch, 0, 1)
+        self.n_position = 0  # where the next token stands
+        self.n_tokens = 0  # read so far: an image may take fewer positions
         self._rows = 0
         self.enabled = False
         self._stop = c.c_int32(0)
@@ -118,6 +130,13 @@ class Context:
         llama.llama_set_abort_callback(self.ptr, callback, c.addressof(self._stop))
         if adapters:
             self.set_adapters(adapters)
+
+    @property
+    def ptr(self) -> Any:
+        """The native object. Raises StateError after ``close``."""
+        if not self._ptr:
+            raise StateError("the context is closed")
+        return self._ptr
 
     def set_adapters(self, adapters: Sequence[Any]) -> None:
         """Use these LoRA adapters from the next token on; what was read before keeps the old
@@ -195,6 +214,7 @@ class Context:
     def appended(self, n_tokens: int, n_positions: int) -> None:
         """Book rows and positions that were written from outside (image chunks)."""
         self._rows += n_tokens
+        self.n_tokens += n_tokens
         self.n_position += n_positions
 
     def logits(self) -> npt.NDArray[np.float32]:
@@ -205,13 +225,18 @@ class Context:
     def clear(self) -> None:
         """Forget everything."""
         native.llama.llama_memory_clear(native.llama.llama_get_memory(self.ptr), True)
-        self._rows = self.n_position = 0
+        self._rows = self.n_position = self.n_tokens = 0
 
-    def rollback(self, n_position: int, n_rows: int) -> bool:
-        """Back to an earlier state; False (and nothing changed) where the cache cannot do that.
+    def mark(self) -> Mark:
+        """Where the sequence ends now."""
+        return Mark(self.n_position, self.n_rows, self.n_tokens)
 
-        Rows of a read that broke off go too, also where ``n_position`` is the present one.
+    def rollback(self, mark: Mark) -> bool:
+        """Back to an earlier end; False (and nothing changed) where the cache cannot do that.
+
+        Rows of a read that broke off go too, also where the position is the present one.
         """
+        n_position = mark.n_position
         if n_position == 0:
             self.clear()
             return True
@@ -222,14 +247,16 @@ class Context:
                 return False
         if not native.llama.llama_memory_seq_rm(memory, _SEQ, n_position, -1):
             return False
-        self.n_position, self._rows = n_position, n_rows
+        self.n_position, self._rows, self.n_tokens = mark
         return True
 
     # ---- eviction
 
     def enable(self, window: int) -> None:
-        """Keep the queries of the last ``window`` tokens. Raises ModelError with the reason if this
-        kind of memory cannot be evicted."""
+        """Keep the queries of the last ``window`` tokens; called again, with another window.
+
+        Raises ModelError with the reason if this kind of memory cannot be evicted.
+        """
         params = native.lib.llama_ecokv_params_default()
         params.n_window = window
         native.check(native.lib.llama_ecokv_enable(self.ptr, params))
@@ -266,11 +293,11 @@ class Context:
 
     def close(self) -> None:
         """Free the native context."""
-        if self.ptr:
+        if self._ptr:
             native.llama.llama_batch_free(self._batch)
-            native.llama.llama_free(self.ptr)
-            self.ptr = None
+            native.llama.llama_free(self._ptr)
+            self._ptr = None
 
     def __del__(self) -> None:
-        if getattr(self, "ptr", None):  # a session that was dropped, not closed
+        if getattr(self, "_ptr", None):  # a session that was dropped, not closed
             self.close()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from ecokv_local.cache_types import check_heads, check_pair, type_number
-from ecokv_local.config import EvictionConfig, SamplingConfig
+from ecokv_local.config import EvictionConfig, SamplingConfig, whole_number
 from ecokv_local.errors import ModelError, StateError, UsageError
 from ecokv_local.gguf_meta import check_complete, check_projector
 from ecokv_local.memory import check_fits
@@ -29,6 +29,9 @@ DEFAULT_CELLS = 4096
 
 #: Positions are 32-bit numbers in llama.cpp, and cells are rounded up.
 MAX_CELLS = 2**31 - 2**16
+MAX_BATCH = 2**20
+MAX_THREADS = 512
+MAX_LAYERS = 2**20
 
 
 def _cores() -> int:
@@ -70,12 +73,15 @@ class Engine:
         self._sessions: WeakSet[Session] = WeakSet()
         if flash_attn not in _FLASH:
             raise UsageError(f"flash_attn {flash_attn!r}", hint="choose from auto, on, off")
-        for name, value in (("n_batch", n_batch), ("n_ubatch", n_ubatch)):
-            if value < 1:
-                raise UsageError(f"{name} {value}: a number from 1 on is needed")
-        for name, count in (("threads", threads), ("image_max_tokens", image_max_tokens)):
-            if count is not None and count < 1:
-                raise UsageError(f"{name} {count}: a number from 1 on is needed")
+        for name, value, high in (
+            ("n_batch", n_batch, MAX_BATCH),
+            ("n_ubatch", n_ubatch, MAX_BATCH),
+            ("n_ctx", n_ctx, MAX_CELLS),
+            ("threads", threads, MAX_THREADS),
+            ("image_max_tokens", image_max_tokens, MAX_CELLS),
+        ):
+            if value is not None:
+                whole_number(name, value, 1, high)
         check_pair(cache_type_k, cache_type_v, flash_attn)
         if model is None:
             files = built_in()
@@ -114,9 +120,11 @@ class Engine:
         if value in ("auto", "all"):
             return -1
         try:
-            return int(value)
+            layers = int(value)
         except ValueError:
             raise UsageError(f"gpu_layers {value!r}", hint="a number, auto or all") from None
+        whole_number("gpu_layers", layers, -1, MAX_LAYERS)
+        return layers
 
     def _load(self, verbose: bool) -> None:
         from ecokv_local import native
@@ -184,9 +192,10 @@ class Engine:
         from ecokv_local import native
         from ecokv_local.context import Context, ContextParams
 
-        cells = n_ctx or self.n_ctx or min(self.n_ctx_train, DEFAULT_CELLS)
-        if not 1 <= cells <= MAX_CELLS:
-            raise UsageError(f"ctx-size {cells}: a number from 1 to {MAX_CELLS} is needed")
+        cells = self.n_ctx if n_ctx is None else n_ctx
+        if cells is None:
+            cells = min(self.n_ctx_train, DEFAULT_CELLS)
+        whole_number("ctx-size", cells, 1, MAX_CELLS)
         params = ContextParams(
             n_cells=cells,
             n_batch=self.n_batch,

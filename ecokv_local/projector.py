@@ -157,7 +157,7 @@ class Projector:
             mtmd.mtmd_get_output_embd(self._ptr),
             context.n_position,
             0,
-            context.params.n_batch,
+            context.n_batch,
             c.byref(position),
             mtmd.mtmd_helper_post_decode_callback(),
             None,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ecokv_local.answer import Answer, Event
 from ecokv_local.budget import Budget
 from ecokv_local.config import EvictionConfig, SamplingConfig
-from ecokv_local.errors import EcokvError, ImageError, StateError, UsageError
+from ecokv_local.context import Mark
+from ecokv_local.errors import ImageError, StateError, UsageError
 from ecokv_local.images import ImageInput
 from ecokv_local.messages import Message
 from ecokv_local.prompt import MEDIA_MARKER, ChatTemplate
@@ -21,14 +22,16 @@ if TYPE_CHECKING:
     from ecokv_local.sampling import Sampler
 
 
+_START = Mark()
+
+
 @dataclass(frozen=True)
 class Read:
     """What of the conversation the cache has read: rendered text, and where that ends."""
 
     text: str = ""
     n_images: int = 0
-    n_position: int = 0
-    n_rows: int = 0
+    end: Mark = _START
 
 
 _CANNOT_REWIND = "the cache cannot go back to where the last turn began"
@@ -74,7 +77,7 @@ class Session:
         if asked and self._context.n_cells != asked:
             self._notes.append(f"ctx-size {asked} was rounded up to {self._context.n_cells} cells")
         try:
-            self._enable()
+            self._enable(eviction.window)
         except BaseException:
             self.close()
             raise
@@ -108,9 +111,12 @@ class Session:
         """Whether ``stop`` was called during this turn."""
         return self._stop
 
-    def _enable(self) -> None:
+    def _enable(self, window: int) -> None:
+        """Eviction on or off as the settings say; ``window`` is the one that was in force."""
         context = self.context
-        if self.eviction.enabled and not context.enabled:
+        if self.eviction.enabled and (not context.enabled or window != self.eviction.window):
+            if not context.enabled:  # no query of what was read could vote
+                self._forget("the cache kept no queries to choose by")
             context.enable(self.eviction.window)
         elif not self.eviction.enabled and context.enabled:
             lossy = context.lossy
@@ -137,9 +143,7 @@ class Session:
         if eviction is not None:
             before, self.eviction = self.eviction, eviction
             try:
-                if before.window != eviction.window and self.context.enabled:
-                    self.context.disable()
-                self._enable()
+                self._enable(before.window)
             except BaseException:
                 self.eviction = before
                 raise
@@ -165,6 +169,7 @@ class Session:
         A turn that fails raises and leaves the conversation as it was; ``stop``, or closing the
         iterator, ends the answer and keeps the turn.
         """
+        self._begin(max_tokens)
         _check_text("the prompt", text)
         message = Message("user", text, tuple(ImageInput.of(image) for image in images))
         if message.images and not self.engine.has_vision:
@@ -182,37 +187,48 @@ class Session:
 
     def regenerate(self, *, max_tokens: int | None = None) -> Iterator[Event]:
         """Answer the last message anew."""
-        self._idle()
-        if len(self.messages) < 2:
-            raise StateError("there is no answer to make again", hint="ask something first")
+        self._begin(max_tokens)
+        self._has_answer()
         return self._again(max_tokens)
 
+    def _begin(self, max_tokens: int | None) -> None:
+        self._idle()
+        if max_tokens is not None and max_tokens < 0:
+            raise UsageError(f"max_tokens {max_tokens}: a number from 0 on is needed")
+        self._stop = False  # a stop from here on counts, also before the first event
+        self.context.request_stop(False)
+
+    def _has_answer(self) -> None:
+        if len(self.messages) < 2:
+            raise StateError("there is no answer to make again", hint="ask something first")
+
     def _again(self, max_tokens: int | None) -> Iterator[Event]:
+        self._idle()
+        self._has_answer()
         kept, read = list(self.messages), self._read
         message = self.messages[-2]
         del self.messages[-2:]
-        if self.context.rollback(self._before_last.n_position, self._before_last.n_rows):
+        if self.context.rollback(self._before_last.end):
             self._read = self._before_last
         else:
             self._forget(_CANNOT_REWIND)
         try:
             yield from self._run(message, max_tokens)
-        except EcokvError:
+        except GeneratorExit:  # closed: the turn was kept
+            raise
+        except BaseException:
             self.messages = kept
-            if self._read != read:
+            if self._read != read and self._context is not None:
                 self._forget("the answer before it could not be made again")
             raise
 
     def _run(self, message: Message, max_tokens: int | None) -> Iterator[Event]:
         self._idle()
-        self._running, self._stop = True, False
-        self.context.request_stop(False)
+        self._running = True
         try:
             yield from self._turn(message, max_tokens)
         finally:
             self._running = False
-            if self._context is not None:
-                self._context.request_stop(False)
 
     def _turn(self, message: Message, max_tokens: int | None) -> Iterator[Event]:
         conversation = [*self.messages, message]
@@ -223,16 +239,19 @@ class Session:
             self._forget("its earlier part does not begin the new prompt")
         before = self._read
         notes, self._notes = self._notes, []
-        again = before.n_position == 0 and len(conversation) > 1
+        again = before.end.n_position == 0 and len(conversation) > 1
         turn = Turn(self, max_tokens, [*notes, *rendered.warnings], again=again)
         try:
             yield from turn.run(rendered.text[len(before.text) :], images[before.n_images :])
         except GeneratorExit:
-            self._keep(turn, conversation, rendered.text, len(images), before)
+            if self._context is not None:
+                self._keep(turn, conversation, rendered.text, len(images), before)
             raise
         except BaseException:
             self._notes = notes  # nobody has seen them
-            self._undo(before)
+            self._n_evictions += turn.n_evictions
+            if self._context is not None:
+                self._undo(before)
             raise
         answer = self._keep(turn, conversation, rendered.text, len(images), before)
         yield Event("end", "", answer)
@@ -254,14 +273,14 @@ class Session:
             context = self.context
             text = prompt + turn.text_read
             self._before_last = before
-            self._read = Read(text, n_images, context.n_position, context.n_rows)
+            self._read = Read(text, n_images, context.mark())
         else:
             self._undo(before)  # stopped while reading: the next turn reads it whole
         self._n_evictions += turn.n_evictions
         return turn.record()
 
     def _undo(self, before: Read) -> None:
-        if self.context.rollback(before.n_position, before.n_rows):
+        if self.context.rollback(before.end):
             self._read = before
         else:
             self._forget(_CANNOT_REWIND)
@@ -296,8 +315,10 @@ class Session:
         if not config.enabled:
             raise StateError("there is no budget to evict to", hint="give one: evict(512)")
         if not self.context.enabled:
-            self.context.enable(config.window)
-        pairs = config.pairs(self.n_position, max(1, self.context.bytes_per_row()))
+            raise StateError(
+                "this session keeps no queries to choose by", hint="open it with a budget"
+            )
+        pairs = config.pairs(self.context.n_tokens, max(1, self.context.bytes_per_row()))
         result = self.context.evict(config, pairs)
         self._n_evictions += result.n_after < result.n_before
         return result

@@ -26,8 +26,6 @@ class Turn:
         self, session: Session, max_tokens: int | None, warnings: list[str], *, again: bool = False
     ) -> None:
         """``again``: earlier turns are read once more, because the cache lost them."""
-        if max_tokens is not None and max_tokens < 0:
-            raise UsageError(f"max_tokens {max_tokens}: a number from 0 on is needed")
         self._session = session
         self._context = session.context
         self._max_tokens = max_tokens
@@ -83,12 +81,17 @@ class Turn:
     def _resolve_budget(self) -> None:
         eviction = self._session.eviction
         if eviction.enabled:
-            n_prompt = self._context.n_position + self._n_prompt
-            self._budget = eviction.pairs(n_prompt, max(1, self._context.bytes_per_row()))
+            n_tokens = self._context.n_tokens + self._n_prompt
+            self._budget = eviction.pairs(n_tokens, max(1, self._context.bytes_per_row()))
+            if eviction.raised(n_tokens):
+                self.warnings.append(
+                    f"budget {eviction.budget} of {n_tokens} tokens is below the smallest that "
+                    f"works: {self._budget} KV pairs stay"
+                )
 
     def _check_units(self, chunks: Sequence[Chunk]) -> None:
         """An image whose tokens see each other has to fit a micro-batch; llama.cpp aborts else."""
-        limit = self._session.engine.n_ubatch
+        limit = self._context.n_ubatch
         for chunk in chunks:
             if chunk.at_once and chunk.n_tokens > limit:
                 raise UsageError(
@@ -156,7 +159,7 @@ class Turn:
             self._rows_peak = max(self._rows_peak, self._context.n_rows)
 
     def _read_text(self, tokens: Sequence[int]) -> Iterator[Event]:
-        start, step = 0, self._session.engine.n_ubatch
+        start, step = 0, self._context.n_ubatch
         if self._in_parts and self._budget is not None:
             step = min(step, self._context.n_cells - self._budget - 1)
         while start < len(tokens):

@@ -14,7 +14,7 @@ def random_tokens(n: int, n_vocab: int, seed: int = 0) -> list[int]:
 
 def decode_all(context: Context, tokens: list[int]) -> np.ndarray:
     """Read tokens batch by batch; logits of the last, ``[n_vocab]``."""
-    step = context.params.n_batch
+    step = context.n_batch
     for start in range(0, len(tokens), step):
         context.decode(tokens[start : start + step])
     return context.logits()

@@ -10,7 +10,14 @@ import pytest
 from PIL import Image
 
 from ecokv_local import Engine, EvictionConfig
-from ecokv_local.errors import ContextFullError, EcokvError, MemoryLimitError, UsageError
+from ecokv_local.context import Mark
+from ecokv_local.errors import (
+    ContextFullError,
+    EcokvError,
+    MemoryLimitError,
+    StateError,
+    UsageError,
+)
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +82,11 @@ def test_rows_of_a_read_that_broke_off_do_not_stay(engine: Engine) -> None:
         context.enable(8)
         if prompt:
             context.decode(prompt)
-        end = context.n_position
+        end = context.mark()
         context.decode([70, 71, 72, 73])
-        context.n_position = end  # as after a native call that failed half-way
-        assert context.rollback(end, end)
-        assert context.n_rows == end
+        context.n_position = end.n_position  # as after a native call that failed half-way
+        assert context.rollback(end)
+        assert context.n_rows == end.n_rows
         context.decode([80])
         fresh = engine.context(256)
         for tokens in (prompt, [80]):
@@ -115,9 +122,9 @@ def test_window_layers_that_lost_rows_do_not_rewind(tiny_folder: Path) -> None: 
         context.evict(budget(32), 32)
         for _ in range(4):  # of the 256 cells of the window layers, 164 are used anew
             context.decode([97 + i % 26 for i in range(55)])
-        assert not context.rollback(200, 32)  # position 200 looks back to 72
+        assert not context.rollback(Mark(200, 32, 200))  # position 200 looks back to 72
         assert (context.n_position, context.n_rows) == (420, 252)
-        assert context.rollback(410, 242)
+        assert context.rollback(Mark(410, 242, 410))
         assert (context.n_position, context.n_rows) == (410, 242)
 
 
@@ -190,3 +197,157 @@ def test_size_of_a_cache_is_known_before_it_is_made(
             made = engine.session().stats()["kv_bytes_allocated"]
             assert kv_bytes(engine.meta, 256, TYPES[name], TYPES["f32"]) == made
     assert kv_bytes(read_meta(tiny_mamba_path), 256, 1, 1) == 0
+
+
+@pytest.mark.parametrize("n_ctx", [1, 100, 300])
+def test_a_context_smaller_than_a_batch_reads_in_smaller_batches(
+    tiny_llama_path: Path, n_ctx: int
+) -> None:
+    with Engine(tiny_llama_path, threads=1, n_ctx=n_ctx) as engine:
+        session = engine.session()
+        answer = session.answer("word " * 30, max_tokens=2)
+        assert answer.n_prompt > 100 and any("rounded up" in w for w in answer.warnings)
+
+
+@pytest.mark.parametrize("what", ["session", "engine"])
+def test_closing_while_an_answer_streams_is_an_error_not_a_crash(
+    tiny_llama_path: Path, what: str
+) -> None:
+    with Engine(tiny_llama_path, threads=1, n_ctx=256) as engine:
+        session = engine.session(eviction=budget(20))
+        stream = session.ask("hello " * 10, max_tokens=50)
+        next(stream)
+        (session if what == "session" else engine).close()
+        with pytest.raises(StateError):
+            list(stream)
+        stream.close()  # type: ignore[attr-defined]
+
+
+def test_a_regenerate_beside_a_running_answer_touches_nothing(engine: Engine) -> None:
+    session = engine.session()
+    session.answer("One.", max_tokens=4)
+    again = session.regenerate(max_tokens=3)
+    stream = session.ask("Two.", max_tokens=5)
+    next(stream)
+    rows = session.n_rows
+    with pytest.raises(StateError, match="a turn is running"):
+        next(again)
+    assert session.n_rows == rows
+    *_, end = stream
+    assert end.answer is not None and end.answer.n_kept == session.n_rows > rows
+    later = session.regenerate(max_tokens=3)
+    session.clear()
+    with pytest.raises(StateError, match="no answer"):
+        next(later)
+
+
+def test_an_interrupted_regenerate_keeps_the_turn(engine: Engine) -> None:
+    session = engine.session()
+    session.answer("One.", max_tokens=4)
+    kept = list(session.messages)
+    stream = session.regenerate(max_tokens=9)
+    next(stream)
+    with pytest.raises(KeyboardInterrupt):
+        stream.throw(KeyboardInterrupt())  # type: ignore[attr-defined]
+    assert session.messages == kept
+    with pytest.raises(UsageError, match="max_tokens -1"):
+        session.regenerate(max_tokens=-1)
+    assert session.answer("Two.", max_tokens=2).finish_reason == "length"
+
+
+def test_a_stop_before_the_first_event_counts(engine: Engine) -> None:
+    session = engine.session()
+    stream = session.ask("One.", max_tokens=50)
+    session.stop()
+    *_, end = stream
+    assert end.answer is not None and end.answer.finish_reason == "cancelled"
+    assert session.answer("Two.", max_tokens=2).finish_reason == "length"
+
+
+def test_another_window_does_not_forget_that_rows_are_gone(engine: Engine) -> None:
+    for window in (8, 16):
+        session = engine.session(eviction=budget(20, window=8))
+        session.answer("hello there " * 5, max_tokens=5)
+        session.configure(eviction=budget(20, window=window))
+        assert session.context.lossy and session.stats()["layers"][0]["n_evictions"] > 0
+        session.configure(eviction=EvictionConfig(window=window))
+        answer = session.answer("again", max_tokens=5)
+        assert any("read again" in warning for warning in answer.warnings)
+        assert session.n_rows == session.n_position  # exact again
+
+
+def test_a_budget_that_comes_late_reads_the_talk_again(tiny_llama_path: Path) -> None:
+    with Engine(tiny_llama_path, threads=1, n_ctx=256) as engine:
+        session = engine.session()
+        session.answer("word " * 30, max_tokens=5)
+        with pytest.raises(StateError, match="no queries"):
+            session.evict(20)
+        session.configure(eviction=budget(40))
+        answer = session.answer("word " * 10, max_tokens=5)
+        assert answer.n_kept <= 45
+        assert any("read again" in warning for warning in answer.warnings)
+
+
+def test_a_share_counts_tokens_not_positions(
+    tiny_qwen2vl_path: Path, tiny_qwen2vl_mmproj_path: Path
+) -> None:  # P03
+    with Engine(tiny_qwen2vl_path, tiny_qwen2vl_mmproj_path, threads=1, n_ctx=512) as engine:
+        session = engine.session(eviction=EvictionConfig(budget="50%"))
+        first = session.answer("What is it?", [picture(0).resize((280, 280))], max_tokens=0)
+        assert first.n_kept == first.n_prompt // 2
+        second = session.answer("And now?", max_tokens=0)
+        assert second.n_kept == (first.n_prompt + second.n_prompt) // 2
+        assert session.evict().n_after == second.n_kept
+
+
+def test_a_share_below_the_minimum_is_named(engine: Engine) -> None:
+    session = engine.session(eviction=EvictionConfig(budget="1%"))
+    answer = session.answer("word " * 30, max_tokens=1)
+    assert answer.n_kept == 14
+    assert any("1%" in w and "13 KV pairs stay" in w for w in answer.warnings)
+
+
+def test_evictions_of_a_failed_turn_are_counted(engine: Engine) -> None:
+    session = engine.session(eviction=budget(40))
+    session.answer("word " * 30, max_tokens=2)
+    stream = session.ask("word " * 30, max_tokens=100)
+    with pytest.raises(ZeroDivisionError):
+        for event in stream:
+            if event.kind == "text":
+                stream.throw(ZeroDivisionError())  # type: ignore[attr-defined]
+    stats = session.stats()
+    assert stats["n_evictions"] == stats["layers"][0]["n_evictions"] > 1
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"n_batch": 2**31},
+        {"n_ubatch": 2**32 + 1},
+        {"n_ctx": True},
+        {"n_ctx": 0},
+        {"n_ctx": 256.5},
+        {"threads": "4"},
+        {"threads": 2**33},
+        {"gpu_layers": 2**40},
+    ],
+    ids=str,
+)
+def test_numbers_that_no_machine_has_are_refused(tiny_llama_path: Path, bad: dict) -> None:
+    with pytest.raises(UsageError, match=next(iter(bad))):
+        Engine(tiny_llama_path, **bad)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"recent": 0}, {"kernel": 2**32 + 1}, {"seed": 2**32}, {"sinks": 2**31}], ids=str
+)
+def test_settings_that_would_wrap_or_break_are_refused(bad: dict) -> None:
+    with pytest.raises(UsageError, match=next(iter(bad))):
+        EvictionConfig(**bad)
+
+
+def test_a_budget_beyond_any_cache_keeps_everything(engine: Engine) -> None:
+    session = engine.session(eviction=budget(100))
+    session.answer("word " * 5, max_tokens=2)
+    rows = session.n_rows
+    assert session.evict(2**32 + 13).n_after == rows

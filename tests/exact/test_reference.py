@@ -27,7 +27,7 @@ POLICIES = [
     EvictionConfig(head_weight=0.25),
     EvictionConfig(value_norm="add"),
     EvictionConfig(value_norm="mul", kernel=1),
-    EvictionConfig(sinks=0, recent=0),
+    EvictionConfig(sinks=0, recent=1),
     EvictionConfig("snapkv"),
     EvictionConfig("snapkv", sinks=4, kernel=7),
     EvictionConfig("streaming"),
