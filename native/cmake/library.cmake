@@ -14,3 +14,11 @@ if (ECOKV_SOURCES)
     set_source_files_properties(${ECOKV_SOURCES} TARGET_DIRECTORY llama
         PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endif()
+
+if (ECOKV_SANITIZE)
+    set_property(SOURCE ${ECOKV_SOURCES} TARGET_DIRECTORY llama APPEND PROPERTY COMPILE_OPTIONS ${ECOKV_SANITIZE_FLAGS})
+    foreach(_name IN ITEMS llama-context llama-graph llama-kv-cache llama-kv-cache-iswa)
+        set_property(SOURCE ${ECOKV_LLAMA_SOURCE}/src/${_name}.cpp TARGET_DIRECTORY llama
+            APPEND PROPERTY COMPILE_OPTIONS ${ECOKV_SANITIZE_FLAGS})
+    endforeach()
+endif()
