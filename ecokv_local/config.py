@@ -19,15 +19,29 @@ class PolicyInfo:
     recent: int
 
 
-POLICIES: dict[str, PolicyInfo] = {
-    p.name: p
-    for p in (
-        PolicyInfo("ecokv", "importance and diversity, weighed by the head's redundancy", 4, 8),
-        PolicyInfo("snapkv", "attention of the window, pooled", 0, 8),
-        PolicyInfo("streaming", "sinks and the most recent tokens", 4, 1),
-        PolicyInfo("random", "seeded noise, the control", 4, 8),
-        PolicyInfo("none", "full cache", 0, 1),
+_NO_HOST = ("ecokv", "none")
+_SINGLE = (
+    PolicyInfo("ecokv", "importance and diversity, weighed by the head's redundancy", 4, 8),
+    PolicyInfo("mixkv", "attention and value norm against the direction of the key", 0, 8),
+    PolicyInfo("snapkv", "attention of the window, pooled", 0, 8),
+    PolicyInfo("keydiff", "keys of another direction than the mean", 0, 8),
+    PolicyInfo("euclid", "keys far from the centroid", 0, 8),
+    PolicyInfo("knorm", "keys of small norm", 0, 1),
+    PolicyInfo("tova", "attention of the last query, one set for all heads of a layer", 0, 1),
+    PolicyInfo("streaming", "sinks and the most recent tokens", 4, 1),
+    PolicyInfo("critical", "half by attention, half by attention times value norm", 0, 8),
+    PolicyInfo("vatp", "attention times value norm", 0, 8),
+    PolicyInfo("random", "seeded noise, the control", 4, 8),
+    PolicyInfo("none", "full cache", 0, 1),
+)
+
+#: By name: the single policies, then every ``<host>+ecokv``, which protects what ``ecokv`` does.
+POLICIES: dict[str, PolicyInfo] = {p.name: p for p in _SINGLE} | {
+    f"{p.name}+ecokv": PolicyInfo(
+        f"{p.name}+ecokv", f"`ecokv` with the score of `{p.name}` as importance", 4, 8
     )
+    for p in _SINGLE
+    if p.name not in _NO_HOST
 }
 
 COMPOSE = ("or", "sum", "max", "prod")

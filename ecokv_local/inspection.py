@@ -16,7 +16,7 @@ F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 
 _SEQ = 0
-FEATURES = ("attn", "key_norm", "key_cos", "key_euc", "value_norm")
+FEATURES = ("attn", "attn_last", "key_norm", "key_cos", "key_euc", "value_norm")
 
 
 def _pointer(array: npt.NDArray[Any], kind: Any) -> Any:
@@ -101,12 +101,25 @@ def rows(context: Context, layer: int, *, value: bool) -> npt.NDArray[np.uint8]:
     return result
 
 
-def queries(context: Context, layer: int, n_heads: int) -> tuple[F32, I32]:
+def layer_info(context: Context, layer: int) -> tuple[native.LayerInfo, F32]:
+    """Sizes of an evictable layer, its logit scale and soft cap (0: none), and the attention sinks
+    of the model ``[n_heads]``, empty where it has none.
+    """
+    info = native.LayerInfo()
+    get_layer = native.lib.llama_ecokv_get_layer
+    native.check(get_layer(context.ptr, layer, c.byref(info), None))
+    sinks = np.zeros(info.n_head if info.has_sinks else 0, np.float32)
+    if info.has_sinks:
+        native.check(get_layer(context.ptr, layer, c.byref(info), _pointer(sinks, native.FloatP)))
+    return info, sinks
+
+
+def queries(context: Context, layer: int) -> tuple[F32, I32]:
     """Window queries of one layer, oldest first, ``[n_heads, n_query, d]``, and their positions."""
     n = native.check(native.lib.llama_ecokv_n_query(context.ptr, _SEQ))
+    info, _ = layer_info(context, layer)
     positions = np.zeros(n, np.int32)
-    d = _head_size(context, layer)
-    result = np.zeros((n, n_heads, d), np.float32)
+    result = np.zeros((n, info.n_head, info.d_k), np.float32)
     native.check(
         native.lib.llama_ecokv_get_queries(
             context.ptr,
@@ -117,10 +130,6 @@ def queries(context: Context, layer: int, n_heads: int) -> tuple[F32, I32]:
         )
     )
     return np.ascontiguousarray(result.transpose(1, 0, 2)), positions
-
-
-def _head_size(context: Context, layer: int) -> int:
-    return int(native.check(native.lib.llama_ecokv_head_size(context.ptr, layer)))
 
 
 def positions(context: Context) -> I32:

@@ -25,7 +25,7 @@ from ecokv_local.errors import (
     UsageError,
 )
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 _REBUILD = "reinstall the package: pip install --force-reinstall --no-deps ecokv-local"
 
@@ -122,7 +122,18 @@ class Features(_Struct):
     _fields_ = [
         *_ints("n_layer n_head_kv n n_sink n_recent n_query"),
         ("layer_n_head_kv", IntP),
-        *[(n, FloatP) for n in ["attn", "key_norm", "key_cos", "key_euc", "value_norm", "head_m2"]],
+        *[
+            (name, FloatP)
+            for name in [
+                "attn",
+                "attn_last",
+                "key_norm",
+                "key_cos",
+                "key_euc",
+                "value_norm",
+                "head_m2",
+            ]
+        ],
     ]
 
 
@@ -135,6 +146,16 @@ class Result(_Struct):
         ("t_plan_ms", c.c_double),
         ("t_apply_ms", c.c_double),
         ("scratch_bytes", c.c_int64),
+    ]
+
+
+class LayerInfo(_Struct):
+    """``llama_ecokv_layer_info``"""
+
+    _fields_ = [
+        *_ints("il n_head n_head_kv d_k d_v type_k type_v has_sinks"),
+        ("kq_scale", c.c_float),
+        ("soft_cap", c.c_float),
     ]
 
 
@@ -178,7 +199,7 @@ def _declare() -> None:
         "evict": (i32, [ctx, seq, c.POINTER(Config), c.POINTER(Result)]),
         "get_pos": (i32, [ctx, seq, IntP]),
         "get_kept": (i32, [ctx, seq, IntP]),
-        "head_size": (i32, [ctx, i32]),
+        "get_layer": (i32, [ctx, i32, c.POINTER(LayerInfo), FloatP]),
         "row_bytes": (i64, [ctx, i32, c.c_bool]),
         "get_rows": (i32, [ctx, seq, i32, c.c_bool, c.c_void_p]),
         "get_queries": (i32, [ctx, seq, i32, FloatP, IntP]),

@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define LLAMA_ECOKV_ABI_VERSION 1
+#define LLAMA_ECOKV_ABI_VERSION 2
 
 enum llama_ecokv_status {
     LLAMA_ECOKV_OK              =  0,
@@ -41,8 +41,18 @@ enum llama_ecokv_policy {
     LLAMA_ECOKV_POLICY_SNAPKV    = 2,
     LLAMA_ECOKV_POLICY_STREAMING = 3,
     LLAMA_ECOKV_POLICY_RANDOM    = 4,
+    LLAMA_ECOKV_POLICY_MIXKV     = 5,
+    LLAMA_ECOKV_POLICY_KEYDIFF   = 6,
+    LLAMA_ECOKV_POLICY_EUCLID    = 7,
+    LLAMA_ECOKV_POLICY_KNORM     = 8,
+    LLAMA_ECOKV_POLICY_TOVA      = 9,
+    LLAMA_ECOKV_POLICY_CRITICAL  = 10,
+    LLAMA_ECOKV_POLICY_VATP      = 11,
     LLAMA_ECOKV_POLICY_COUNT
 };
+
+// added to a policy: its score takes the place of the importance in the score of ecokv ("snapkv+ecokv")
+#define LLAMA_ECOKV_PLUS_ECOKV 0x100
 
 enum llama_ecokv_compose     { LLAMA_ECOKV_COMPOSE_OR, LLAMA_ECOKV_COMPOSE_SUM, LLAMA_ECOKV_COMPOSE_MAX, LLAMA_ECOKV_COMPOSE_PROD };
 enum llama_ecokv_head_weight { LLAMA_ECOKV_HEAD_BOTH,  LLAMA_ECOKV_HEAD_COS,    LLAMA_ECOKV_HEAD_EUCLID, LLAMA_ECOKV_HEAD_FIXED };
@@ -60,7 +70,7 @@ struct llama_ecokv_params {
 
 // of one eviction
 struct llama_ecokv_config {
-    int32_t  policy;            // enum llama_ecokv_policy
+    int32_t  policy;            // enum llama_ecokv_policy, LLAMA_ECOKV_PLUS_ECOKV may be added
     int32_t  budget;            // KV pairs per layer and KV head, sinks and recents included
     int32_t  n_sink;            // first tokens that always stay
     int32_t  n_recent;          // last tokens that always stay, at least 1
@@ -96,6 +106,7 @@ struct llama_ecokv_features {
     const int32_t * layer_n_head_kv; // [n_layer], NULL: n_head_kv everywhere
 
     float * attn;       // a_i: mean attention of the window, over the queries that see i and the query heads of the group
+    float * attn_last;  // attention of the last query, mean over the query heads of the group
     float * key_norm;   // |k_i|; NaN marks a row whose K or V is not finite
     float * key_cos;    // c_i = 1 - u_i . m
     float * key_euc;    // e_i = |k_i - mu|
@@ -114,6 +125,20 @@ struct llama_ecokv_result {
     double  t_plan_ms;
     double  t_apply_ms;
     int64_t scratch_bytes; // largest scratch memory of the three steps
+};
+
+// an evictable layer, and how its attention scores
+struct llama_ecokv_layer_info {
+    int32_t il;        // layer of the model
+    int32_t n_head;
+    int32_t n_head_kv;
+    int32_t d_k;       // size of a key of one head
+    int32_t d_v;
+    int32_t type_k;    // enum ggml_type
+    int32_t type_v;
+    int32_t has_sinks; // the model has attention sinks
+    float   kq_scale;  // 0 before the first decode
+    float   soft_cap;  // of the logits, 0: none
 };
 
 // sums over the life of a context, per evictable layer
@@ -195,8 +220,8 @@ LLAMA_API int32_t llama_ecokv_get_pos (struct llama_context * ctx, llama_seq_id 
 LLAMA_API int32_t llama_ecokv_get_kept(struct llama_context * ctx, llama_seq_id seq_id, llama_pos * pos);
 // bytes of one row of K (V) of layer i, over all its KV heads; works without enabling
 LLAMA_API int64_t llama_ecokv_row_bytes(struct llama_context * ctx, int32_t layer, bool value);
-// size of a key of one head of layer i; works without enabling
-LLAMA_API int32_t llama_ecokv_head_size(struct llama_context * ctx, int32_t layer);
+// sinks: attention sinks of the layer, [n_head]; may be NULL, is left alone where the model has none. needs an enabled context
+LLAMA_API int32_t llama_ecokv_get_layer(struct llama_context * ctx, int32_t layer, struct llama_ecokv_layer_info * info, float * sinks);
 // raw bytes in rank order, [n_rows][row_bytes]; a transposed V is returned row by row
 LLAMA_API int32_t llama_ecokv_get_rows(struct llama_context * ctx, llama_seq_id seq_id, int32_t layer, bool value, void * rows);
 // valid ring queries of layer i, oldest first, [n_query][n_head*d], and their positions; either may be NULL. returns n_query

@@ -12,7 +12,7 @@ namespace {
 
 // results of one layer; NULL is not wanted
 struct outputs {
-    ggml_tensor * attn = nullptr; // [1, n_kv, n_head_kv]  summed over window and group
+    ggml_tensor * attn = nullptr; // [1, n_kv, n_head_kv, 2]  summed over the group; over the window, of the last query
     ggml_tensor * k2   = nullptr; // [1, n_head_kv, n_kv]
     ggml_tensor * v2   = nullptr; // [1, n_head_kv, n_kv] or [1, n_kv, n_head_kv] when V is transposed
     ggml_tensor * m    = nullptr; // [d, n_head_kv]
@@ -29,7 +29,7 @@ struct feature_graph {
     ggml_cgraph  * gf;
 
     ggml_tensor * mask = nullptr; // [n_kv, n_ring]
-    ggml_tensor * w_q  = nullptr; // [n_ring] 1 for the slots that vote
+    ggml_tensor * w_q  = nullptr; // [n_ring, 2] 1 for the slots that vote, for the last of them
     ggml_tensor * w_k  = nullptr; // [n_kv]   1/n for the candidates
 
     void out(ggml_tensor *& dst, ggml_tensor * t) {
@@ -40,7 +40,7 @@ struct feature_graph {
 
     void inputs() {
         mask = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, n_kv, n_ring);
-        w_q  = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, n_ring, 1);
+        w_q  = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, n_ring, 2);
         w_k  = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, n_kv, 1);
         for (auto * t : { mask, w_q, w_k }) {
             ggml_set_input(t);
@@ -68,9 +68,9 @@ struct feature_graph {
         ggml_soft_max_add_sinks(kq, ring.sinks);
 
         ggml_tensor * t = ggml_cont(ctx, ggml_permute(ctx, kq, 1, 0, 2, 3));        // [n_ring, n_kv, n_head]
-        t = ggml_mul_mat(ctx, ggml_reshape_2d(ctx, t, n_ring, n_kv*l.n_head), w_q); // [n_kv*n_head, 1]
-        t = ggml_reshape_3d(ctx, t, n_kv, l.gqa(), l.n_head_kv);
-        t = ggml_cont(ctx, ggml_permute(ctx, t, 1, 0, 2, 3));                       // [gqa, n_kv, n_head_kv]
+        t = ggml_mul_mat(ctx, ggml_reshape_2d(ctx, t, n_ring, n_kv*l.n_head), w_q); // [n_kv*n_head, 2]
+        t = ggml_reshape_4d(ctx, t, n_kv, l.gqa(), l.n_head_kv, 2);
+        t = ggml_cont(ctx, ggml_permute(ctx, t, 1, 0, 2, 3));                       // [gqa, n_kv, n_head_kv, 2]
         out(o.attn, ggml_sum_rows(ctx, t));
     }
 
@@ -111,7 +111,7 @@ struct feature_graph {
 
         out(o.k2, ggml_sum_rows(ctx, ggml_sqr(ctx, k)));
         value_norm(l, o);
-        if (job.out.attn) {
+        if (job.want_attention()) {
             attention(l, ring, k, o);
         }
         if (job.want_geometry()) {
@@ -125,11 +125,12 @@ struct feature_graph {
         std::vector<float> data;
 
         if (mask->buffer) {
-            std::vector<float> w(n_ring, 0.0f);
+            std::vector<float> w(2*n_ring, 0.0f);
             data.assign(n_kv*n_ring, 0.0f);
             for (size_t j = 0; j < job.queries.slots.size(); ++j) {
                 const int64_t s = job.queries.slots[j] - (int64_t) seq.id*n_ring;
                 w[s] = 1.0f;
+                w[n_ring + s] = j + 1 == job.queries.slots.size() ? 1.0f : 0.0f;
                 std::fill(data.begin() + s*n_kv, data.begin() + (s + 1)*n_kv, -INFINITY);
                 for (int32_t r = 0; r <= job.queries.ranks[j]; ++r) {
                     data[s*n_kv + seq.cell[r]] = 0.0f;
@@ -199,6 +200,11 @@ static bool store_outputs(const ecokv_feature_job & job, const std::vector<int32
             if (job.out.attn)       {
                 const float a = n_seen[r] > 0 ? attn[by_head]/((float) n_seen[r]*l.gqa()) : 0.0f;
                 job.out.attn[at + r] = a;
+                ok = ok && std::isfinite(a);
+            }
+            if (job.out.attn_last)  {
+                const float a = attn[n_kv*l.n_head_kv + by_head]/(float) l.gqa();
+                job.out.attn_last[at + r] = a;
                 ok = ok && std::isfinite(a);
             }
         }

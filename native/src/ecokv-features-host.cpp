@@ -119,7 +119,8 @@ struct head_work {
             }
         }
 
-        std::vector<double> sum(n, 0.0);
+        std::vector<double> sum (n, 0.0);
+        std::vector<double> last(n, 0.0);
         for (int32_t j = 0; j < n_q; ++j) {
             const int32_t n_vis = job.queries.ranks[j] + 1;
             for (int32_t g = 0; g < gqa; ++g) {
@@ -142,12 +143,20 @@ struct head_work {
                 }
                 for (int32_t r = 0; r < n_vis; ++r) {
                     sum[r] += x[r]/total;
+                    if (j == n_q - 1) {
+                        last[r] += x[r]/total;
+                    }
                 }
             }
         }
 
         for (int32_t r = 0; r < n; ++r) {
-            job.out.attn[at() + r] = n_seen[r] > 0 ? (float) (sum[r]/((double) n_seen[r]*gqa)) : 0.0f;
+            if (job.out.attn) {
+                job.out.attn[at() + r] = n_seen[r] > 0 ? (float) (sum[r]/((double) n_seen[r]*gqa)) : 0.0f;
+            }
+            if (job.out.attn_last) {
+                job.out.attn_last[at() + r] = (float) (last[r]/gqa);
+            }
         }
     }
 
@@ -283,7 +292,7 @@ int32_t ecokv_features_host(const ecokv_feature_job & job, const std::vector<int
 
             head_work head { job, n_seen, group[g], h };
             head.norms(ld.k, ld.v);
-            if (job.out.attn) {
+            if (job.want_attention()) {
                 const auto & l = head.l;
 
                 // [n_q][gqa][d] of this group

@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <numeric>
 
-void ecokv_feature_arrays::resize(const ecokv_seq & seq, int32_t n_sink, int32_t n_recent, bool want_attn, bool want_geometry) {
+void ecokv_feature_arrays::resize(const ecokv_seq & seq, const llama_ecokv_config & config, const ecokv_policy_info & policy) {
     f = {};
 
     f.n_layer   = (int32_t) seq.layers.size();
     f.n_head_kv = seq.n_head_kv;
     f.n         = seq.n();
-    f.n_sink    = n_sink;
-    f.n_recent  = n_recent;
+    f.n_sink    = config.n_sink;
+    f.n_recent  = config.n_recent;
 
     n_head_kv.clear();
     for (const auto & l : seq.layers) {
@@ -21,17 +21,20 @@ void ecokv_feature_arrays::resize(const ecokv_seq & seq, int32_t n_sink, int32_t
     const size_t n_heads = (size_t) f.n_layer*f.n_head_kv;
     const size_t n_rows  = n_heads*f.n;
 
-    data.assign(n_rows*(2 + (want_attn ? 1 : 0) + (want_geometry ? 2 : 0)) + n_heads, 0.0f);
+    data.assign(n_rows*(2 + policy.want_attn + policy.want_last + 2*policy.want_geometry) + n_heads, 0.0f);
 
     float * p = data.data();
     auto take = [&](size_t n) { float * res = p; p += n; return res; };
 
     f.key_norm   = take(n_rows);
     f.value_norm = take(n_rows);
-    if (want_attn) {
+    if (policy.want_attn) {
         f.attn = take(n_rows);
     }
-    if (want_geometry) {
+    if (policy.want_last) {
+        f.attn_last = take(n_rows);
+    }
+    if (policy.want_geometry) {
         f.key_cos = take(n_rows);
         f.key_euc = take(n_rows);
         f.head_m2 = take(n_heads);

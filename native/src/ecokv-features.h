@@ -3,6 +3,7 @@
 // What the policies need to know of every row. Steps 1 and 3 of the method; the keys are read here and nowhere else.
 
 #include "ecokv-access.h"
+#include "ecokv-policy.h"
 
 #include <vector>
 
@@ -16,8 +17,8 @@ struct ecokv_queries {
 struct ecokv_feature_arrays {
     llama_ecokv_features f = {};
 
-    // attn and geometry may be left out where the policy has no use for them; norms are always there: they mark NaN rows
-    void resize(const ecokv_seq & seq, int32_t n_sink, int32_t n_recent, bool want_attn, bool want_geometry);
+    // what the policy has no use for is left out; norms are always there: they mark NaN rows
+    void resize(const ecokv_seq & seq, const llama_ecokv_config & config, const ecokv_policy_info & policy);
 
 private:
     std::vector<float>   data;
@@ -35,6 +36,8 @@ struct ecokv_feature_job {
 
     int32_t lo() const { return out.n_sink; }
     int32_t hi() const { return std::max(out.n_sink, out.n - out.n_recent); }
+
+    bool want_attention() const { return out.attn || out.attn_last; }
 
     bool want_geometry() const { return out.key_cos || out.key_euc || out.head_m2; }
 

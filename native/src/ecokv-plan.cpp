@@ -66,6 +66,9 @@ static int32_t features_check(const llama_ecokv_features & f, const llama_ecokv_
     if (info->want_attn && !f.attn) {
         return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "policy '%s' needs the attention of the window", info->name);
     }
+    if (info->want_last && !f.attn_last) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "policy '%s' needs the attention of the last query", info->name);
+    }
     if (info->want_geometry && (!f.key_norm || !f.key_cos || !f.key_euc || !f.head_m2)) {
         return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "policy '%s' needs the geometry of the keys", info->name);
     }
@@ -73,21 +76,23 @@ static int32_t features_check(const llama_ecokv_features & f, const llama_ecokv_
         return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "features were taken with %d sinks and %d recents, not %d and %d",
                 f.n_sink, f.n_recent, c.n_sink, c.n_recent);
     }
-    if (info->want_attn && c.value_norm != LLAMA_ECOKV_VALUE_OFF && !f.value_norm) {
-        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "value_norm = %d needs the norms of the values", c.value_norm);
+    if (info->score && (!f.key_norm || !f.value_norm)) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "the norms of keys and values are missing: they tell which rows are finite");
     }
     return LLAMA_ECOKV_OK;
 }
 
 static ecokv_head head_of(const llama_ecokv_features & f, const llama_ecokv_config & c, int32_t layer, int32_t head) {
-    const int64_t i  = (int64_t) layer*f.n_head_kv + head;
+    const int64_t i0 = (int64_t) layer*f.n_head_kv;
+    const int64_t i  = i0 + head;
     const int64_t at = i*f.n;
 
     auto off = [&](const float * x) { return x ? x + at : nullptr; };
 
     return {
-        layer, head, f.n, std::min(c.n_sink, f.n), std::max(std::min(c.n_sink, f.n), f.n - c.n_recent),
-        off(f.attn), off(f.key_norm), off(f.key_cos), off(f.key_euc), off(f.value_norm),
+        layer, head, f.layer_n_head_kv ? f.layer_n_head_kv[layer] : f.n_head_kv,
+        f.n, std::min(c.n_sink, f.n), std::max(std::min(c.n_sink, f.n), f.n - c.n_recent),
+        off(f.attn), f.attn_last ? f.attn_last + i0*f.n : nullptr, off(f.key_norm), off(f.key_cos), off(f.key_euc), off(f.value_norm),
         f.head_m2 ? f.head_m2[i] : 0.0,
     };
 }

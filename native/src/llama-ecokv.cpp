@@ -8,7 +8,8 @@
 #include "ecokv-plan.h"
 #include "ecokv-policy.h"
 
-#include "llama-hparams.h"
+#include "llama-context.h"
+#include "llama-model.h"
 
 #include <algorithm>
 #include <cstring>
@@ -190,7 +191,7 @@ static int32_t compute_features(const ecokv_seq & seq, llama_ecokv_features & f,
     const auto queries = ecokv_queries_get(seq);
 
     f.n_query = (int32_t) queries.ranks.size();
-    if (f.attn && queries.ranks.empty()) {
+    if ((f.attn || f.attn_last) && queries.ranks.empty()) {
         return ecokv_fail(LLAMA_ECOKV_ERR_STATE,
                 "no query of sequence %d to score with: decode at least one token after enabling, restoring or rolling back", seq.id);
     }
@@ -261,7 +262,7 @@ static int32_t evict(const ecokv_seq & seq, llama_ecokv_config config, llama_eco
     const auto * info = ecokv_policy_get(config.policy);
 
     ecokv_feature_arrays arrays;
-    arrays.resize(seq, config.n_sink, config.n_recent, info->want_attn, info->want_geometry);
+    arrays.resize(seq, config, *info);
 
     ecokv_feature_stats feature_stats;
     int32_t status = compute_features(seq, arrays.f, feature_stats);
@@ -286,7 +287,7 @@ static int32_t evict(const ecokv_seq & seq, llama_ecokv_config config, llama_eco
     }
 
     res.n_after       = n_keep;
-    res.n_query       = info->want_attn ? arrays.f.n_query : 0;
+    res.n_query       = info->want_attn ? arrays.f.n_query : info->want_last;
     res.n_nonfinite   = count_nonfinite(seq, arrays.f);
     res.n_layer_host  = feature_stats.n_layer_host;
     res.n_layer_graph = feature_stats.n_layer_graph;
@@ -363,8 +364,24 @@ int64_t llama_ecokv_row_bytes(llama_context * ctx, int32_t layer, bool value) {
     });
 }
 
-int32_t llama_ecokv_head_size(llama_context * ctx, int32_t layer) {
-    return with_layer(ctx, layer, [](const ecokv_layer & l) { return l.d_k; });
+int32_t llama_ecokv_get_layer(llama_context * ctx, int32_t layer, llama_ecokv_layer_info * info, float * sinks) {
+    return with_seq(ctx, 0, [&](const ecokv_seq & seq) -> int32_t {
+        if (layer < 0 || layer >= (int32_t) seq.layers.size()) {
+            return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "layer %d does not exist", layer);
+        }
+        const auto & l       = seq.layers[layer];
+        const auto & seen    = seq.store->layers[layer];
+        const auto & hparams = ctx->get_model().hparams;
+
+        *info = {
+            l.il, l.n_head, l.n_head_kv, l.d_k, l.d_v, l.k->type, l.v->type, seen.sinks != nullptr,
+            seen.kq_scale, hparams.attn_soft_cap ? hparams.f_attn_logit_softcapping : 0.0f,
+        };
+        if (sinks && seen.sinks) {
+            ggml_backend_tensor_get(seen.sinks, sinks, 0, ggml_nbytes(seen.sinks));
+        }
+        return LLAMA_ECOKV_OK;
+    });
 }
 
 int32_t llama_ecokv_get_rows(llama_context * ctx, llama_seq_id seq_id, int32_t layer, bool value, void * rows) {

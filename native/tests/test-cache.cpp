@@ -52,6 +52,7 @@ static void test_features_of_both_paths(const tiny_model & m) {
         const features b(graph);
         CHECK(a.f.n_query == 8 && b.f.n_query == 8);
         CHECK(max_rel(a.attn,       b.attn)       < 1e-4);
+        CHECK(max_rel(a.attn_last,  b.attn_last)  < 1e-4);
         CHECK(max_rel(a.key_norm,   b.key_norm)   < 1e-5);
         CHECK(max_rel(a.key_cos,    b.key_cos)    < 1e-4);
         CHECK(max_rel(a.key_euc,    b.key_euc)    < 1e-5);

@@ -207,17 +207,17 @@ struct session {
 
 // features with their storage
 struct features {
-    std::vector<float>   attn, key_norm, key_cos, key_euc, value_norm, head_m2;
+    std::vector<float>   attn, attn_last, key_norm, key_cos, key_euc, value_norm, head_m2;
     llama_ecokv_features f = {};
 
     features(int n_layer, int n_head_kv, int n, int n_sink = 4, int n_recent = 8) {
         const size_t n_all = (size_t) n_layer*n_head_kv*n;
-        for (auto * v : { &attn, &key_norm, &key_cos, &key_euc, &value_norm }) {
+        for (auto * v : { &attn, &attn_last, &key_norm, &key_cos, &key_euc, &value_norm }) {
             v->resize(n_all);
         }
         head_m2.resize((size_t) n_layer*n_head_kv);
         f = { n_layer, n_head_kv, n, n_sink, n_recent, 0, nullptr,
-              attn.data(), key_norm.data(), key_cos.data(), key_euc.data(), value_norm.data(), head_m2.data() };
+              attn.data(), attn_last.data(), key_norm.data(), key_cos.data(), key_euc.data(), value_norm.data(), head_m2.data() };
     }
 
     // of a sequence in a context

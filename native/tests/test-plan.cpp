@@ -10,7 +10,7 @@ static features random_features(int n_layer, int n_head, int n, unsigned seed) {
     std::uniform_real_distribution<float> u(0.01f, 1.0f);
 
     features f(n_layer, n_head, n);
-    for (auto * v : { &f.attn, &f.key_norm, &f.key_cos, &f.key_euc, &f.value_norm }) {
+    for (auto * v : { &f.attn, &f.attn_last, &f.key_norm, &f.key_cos, &f.key_euc, &f.value_norm }) {
         std::generate(v->begin(), v->end(), [&]() { return u(rng); });
     }
     std::generate(f.head_m2.begin(), f.head_m2.end(), [&]() { return 0.9f*u(rng); });

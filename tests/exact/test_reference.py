@@ -8,17 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from exact.rows import reference_features
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from invariants import decode_all, random_tokens
 
 from ecokv_local import EvictionConfig, inspection
+from ecokv_local import config as settings_of
 from ecokv_local.context import Context
 from ecokv_local.reference import evict, features, scores, select
-from ecokv_local.reference.definition import Features
+from ecokv_local.reference.measure import Features
 
-POLICIES = [
-    EvictionConfig(),
+SWITCHES = [
     EvictionConfig(compose="sum"),
     EvictionConfig(compose="max"),
     EvictionConfig(compose="prod", lam=0.3),
@@ -28,11 +29,12 @@ POLICIES = [
     EvictionConfig(value_norm="add"),
     EvictionConfig(value_norm="mul", kernel=1),
     EvictionConfig(sinks=0, recent=1),
-    EvictionConfig("snapkv"),
     EvictionConfig("snapkv", sinks=4, kernel=7),
-    EvictionConfig("streaming"),
     EvictionConfig("random", seed=11),
+    EvictionConfig("critical", sinks=4, recent=3),
+    EvictionConfig("knorm+ecokv", value_norm="add"),
 ]
+POLICIES = [EvictionConfig(name) for name in settings_of.POLICIES if name != "none"] + SWITCHES
 
 
 def heads(seed: int, n: int, n_heads: int = 2, group: int = 2, d: int = 16) -> tuple[Any, Any, Any]:
@@ -55,16 +57,18 @@ def test_scaling_keys_and_values_changes_nothing(
     seed: int, n: int, config: EvictionConfig, a: float
 ) -> None:
     k, v, q = heads(seed, n)
-    kept = evict(k, v, q, 13, config)[2]
-    np.testing.assert_array_equal(evict(k * a, v * 2, q / a, 13, config)[2], kept)
+    kept = evict(config.policy, k, v, q, 13, config)[2]
+    np.testing.assert_array_equal(evict(config.policy, k * a, v * 2, q / a, 13, config)[2], kept)
 
 
 @settings(max_examples=30, deadline=None)
-@given(seeds, sizes, st.sampled_from([c for c in POLICIES if c.policy != "random"]))
+@given(seeds, sizes, st.sampled_from([c for c in POLICIES if "random" not in c.policy]))
 def test_permuting_heads_permutes_the_result(seed: int, n: int, config: EvictionConfig) -> None:
     k, v, q = heads(seed, n)
-    kept = evict(k, v, q, 13, config)[2]
-    swapped = evict(k[::-1].copy(), v[::-1].copy(), np.concatenate([q[2:], q[:2]]), 13, config)[2]
+    kept = evict(config.policy, k, v, q, 13, config)[2]
+    swapped = evict(
+        config.policy, k[::-1].copy(), v[::-1].copy(), np.concatenate([q[2:], q[:2]]), 13, config
+    )[2]
     np.testing.assert_array_equal(swapped, kept[::-1])
 
 
@@ -83,7 +87,7 @@ def test_kept_ranks_are_ascending_and_hold_what_is_protected(
     seed: int, n: int, budget: int, config: EvictionConfig
 ) -> None:
     k, v, q = heads(seed, n)
-    kept_k, kept_v, kept = evict(k, v, q, budget, config)
+    kept_k, kept_v, kept = evict(config.policy, k, v, q, budget, config)
     assert kept.shape == (2, min(n, budget))
     assert (np.diff(kept, axis=-1) > 0).all()
     protected = {*range(min(config.n_sinks, n)), *range(max(0, n - config.n_recent), n)}
@@ -93,10 +97,88 @@ def test_kept_ranks_are_ascending_and_hold_what_is_protected(
         np.testing.assert_array_equal(kept_v[h], v[h, kept[h]])
 
 
+@settings(max_examples=30, deadline=None)
+@given(seeds, st.integers(33, 80), st.integers(9, 40))
+def test_windows_longer_than_the_text_and_any_first_query(seed: int, n: int, w: int) -> None:
+    k, v, _ = heads(seed, n)
+    w = min(w, n)
+    q = np.random.default_rng(seed).normal(size=(4, w, 16)).astype(np.float32)
+    whole = features(k, v, q, sinks=4, recent=8)
+    np.testing.assert_allclose(whole.attn_last.sum(-1), 1, rtol=1e-9)
+    early = features(k, v, q, sinks=4, recent=8, n_past=0)
+    assert (early.attn[:, w:] == 0).all() and (early.attn[:, :w] > 0).all()
+    named = features(k, v, q, sinks=4, recent=8, query_ranks=np.arange(n - w, n))
+    np.testing.assert_array_equal(named.attn, whole.attn)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds, st.sampled_from([31, 32, 33, 63, 64, 65, 96, 127, 128, 129]), configs, st.data())
+def test_one_more_pair_of_budget_only_adds(
+    seed: int, n: int, config: EvictionConfig, data: st.DataObject
+) -> None:
+    if "critical" in config.policy:  # its first half depends on the budget
+        return
+    budget = data.draw(st.integers(13, n - 1))
+    k, v, q = heads(seed, n)
+    smaller, larger = (evict(config.policy, k, v, q, b, config)[2] for b in (budget, budget + 1))
+    for h in range(2):
+        assert set(smaller[h].tolist()) < set(larger[h].tolist())
+
+
+@settings(max_examples=30, deadline=None)
+@given(seeds, st.integers(30, 90))
+def test_tova_keeps_one_set_for_all_heads(seed: int, n: int) -> None:
+    kept = evict("tova", *heads(seed, n), 20, EvictionConfig("tova"))[2]
+    np.testing.assert_array_equal(kept[0], kept[1])
+
+
+@settings(max_examples=30, deadline=None)
+@given(seeds, st.integers(40, 90), st.integers(14, 39))
+def test_critical_holds_the_half_with_the_most_attention(seed: int, n: int, budget: int) -> None:
+    config = EvictionConfig("critical")
+    k, v, q = heads(seed, n)
+    kept = evict("critical", k, v, q, budget, config)[2]
+    half = (budget - config.n_recent) // 2
+    snap = EvictionConfig("snapkv", recent=config.n_recent)
+    best = evict("snapkv", k, v, q, half + config.n_recent, snap)[2] if half > 0 else kept[:, :0]
+    for h in range(2):
+        assert set(best[h].tolist()) <= set(kept[h].tolist())
+
+
+@settings(max_examples=20, deadline=None)
+@given(seeds, sizes)
+def test_vatp_with_values_of_one_norm_is_snapkv(seed: int, n: int) -> None:
+    k, v, q = heads(seed, n)
+    v[:] = v[:, :1]
+    both = [evict(p, k, v, q, 13, EvictionConfig(p))[2] for p in ("vatp", "snapkv")]
+    np.testing.assert_array_equal(*both)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seeds, sizes)
+def test_snapkv_plus_ecokv_is_ecokv(seed: int, n: int) -> None:
+    k, v, q = heads(seed, n)
+    both = [evict(p, k, v, q, 13, EvictionConfig(p))[2] for p in ("ecokv", "snapkv+ecokv")]
+    np.testing.assert_array_equal(*both)
+
+
+@pytest.mark.parametrize(
+    ("k", "v", "q"),
+    [
+        ((2, 9, 4), (2, 8, 4), (2, 3, 4)),
+        ((2, 9, 4), (2, 9, 4), (3, 3, 4)),
+        ((2, 9), (2, 9), (2, 3)),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(k: Any, v: Any, q: Any) -> None:
+    with pytest.raises(ValueError):
+        features(*(np.ones(s, np.float32) for s in (k, v, q)), sinks=1, recent=1)
+
+
 def test_identical_keys_leave_importance_to_decide_and_then_the_latest() -> None:
     k, v, q = heads(0, 64)
     k[:] = k[:, :1]
-    kept = evict(k, v, q, 20, EvictionConfig(kernel=1))[2]
+    kept = evict("ecokv", k, v, q, 20, EvictionConfig(kernel=1))[2]
     expected = [*range(4), *range(48, 64)]
     np.testing.assert_array_equal(kept, [expected, expected])
 
@@ -106,8 +188,8 @@ def test_zero_keys_do_not_divide_by_zero() -> None:
     k[:, 20:40] = 0
     found = features(k, v, q, sinks=4, recent=8)
     assert np.isfinite(found.key_cos).all()
-    assert np.isfinite(scores(found, EvictionConfig())[:, 4:56]).all()
-    evict(np.zeros_like(k), v, q, 20, EvictionConfig())
+    assert np.isfinite(scores("ecokv", found, EvictionConfig())[:, 4:56]).all()
+    evict("ecokv", np.zeros_like(k), v, q, 20, EvictionConfig())
 
 
 def test_nan_rows_go_first_and_touch_no_mean() -> None:
@@ -115,12 +197,12 @@ def test_nan_rows_go_first_and_touch_no_mean() -> None:
     bad = k.copy()
     bad[0, 30], bad[1, 31] = np.nan, np.inf
     found = features(bad, v, q, sinks=4, recent=8)
-    kept = evict(bad, v, q, 59, EvictionConfig())[2]
+    kept = evict("ecokv", bad, v, q, 59, EvictionConfig())[2]
     assert 30 not in kept[0] and 31 not in kept[1]
     assert np.isfinite(np.delete(found.attn[0], 30)).all() and found.attn[0, 30] == 0
     bad[0, 59] = np.nan
     with pytest.raises(ValueError, match="protected"):
-        evict(bad, v, q, 20, EvictionConfig())
+        evict("ecokv", bad, v, q, 20, EvictionConfig())
 
 
 # ---- native against reference --------------------------------------------------------------------
@@ -131,45 +213,28 @@ CACHES = [(True, "f16", 1e-4), (False, "f16", 1e-4), (True, "q8_0", 1e-3), (True
 @pytest.fixture(params=["tiny_llama_path", pytest.param("smollm2_path", marks=pytest.mark.slow)])
 def filled(
     request: pytest.FixtureRequest, open_context: Callable[..., Context]
-) -> Callable[[bool, str], tuple[Context, int]]:
+) -> Callable[[bool, str], Context]:
     path: Path = request.getfixturevalue(request.param)
 
-    def fill(flash_attn: bool, types: str) -> tuple[Context, int]:
+    def fill(flash_attn: bool, types: str) -> Context:
         context = open_context(path, flash_attn=flash_attn, types=types)
         context.enable(8)
         decode_all(context, random_tokens(333, context.n_vocab))
-        return context, 9 if "smollm2" in request.param else 4
+        return context
 
     return fill
-
-
-def dequantised(context: Context, layer: int, value: bool, type_number: int) -> np.ndarray:
-    """Rows of a layer as ``[n_heads, n, d]`` f32."""
-    gguf = pytest.importorskip("gguf")
-    raw = inspection.rows(context, layer, value=value)
-    flat = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(type_number))
-    shape = inspection.shape(context)
-    rows = np.asarray(flat, np.float32).reshape(len(raw), shape.n_head_kv, -1)
-    return np.ascontiguousarray(rows.transpose(1, 0, 2))
-
-
-def reference_features(context: Context, layer: int, n_heads: int, config: Any) -> Features:
-    k = dequantised(context, layer, False, context.params.type_k)
-    v = dequantised(context, layer, True, context.params.type_v)
-    q, positions = inspection.queries(context, layer, n_heads)
-    return features(k, v, q, sinks=config.n_sinks, recent=config.n_recent, query_ranks=positions)
 
 
 @pytest.mark.parametrize(("flash_attn", "types", "tolerance"), CACHES)
 def test_native_features_and_kept_sets_equal_the_reference(
     filled: Any, flash_attn: bool, types: str, tolerance: float
 ) -> None:
-    context, n_heads = filled(flash_attn, types)
+    context = filled(flash_attn, types)
     n_layer = inspection.shape(context).n_layer
     config = EvictionConfig()
     native = inspection.features(context, sinks=config.n_sinks, recent=config.n_recent)
     for layer in range(n_layer):
-        expected = reference_features(context, layer, n_heads, config)
+        expected = reference_features(context, layer, config.n_sinks, config.n_recent)
         for name in inspection.FEATURES:
             np.testing.assert_allclose(
                 native[name][layer],
@@ -184,7 +249,7 @@ def test_native_features_and_kept_sets_equal_the_reference(
 def test_native_kept_sets_equal_the_reference_given_the_same_features(
     filled: Any, config: EvictionConfig
 ) -> None:
-    context, _ = filled(True, "f16")
+    context = filled(True, "f16")
     native = inspection.features(context, sinks=config.n_sinks, recent=config.n_recent)
     for budget in (13, 64, 200, 332, 333):
         kept = inspection.plan(native, config, budget)
@@ -195,5 +260,6 @@ def test_native_kept_sets_equal_the_reference_given_the_same_features(
                 np.isfinite(native["key_norm"][layer]),
                 *(native[n][layer].astype(np.float64) for n in (*inspection.FEATURES, "head_m2")),
             )
-            expected = select(scores(same, config, layer), budget, config)
+            found = scores(config.policy, same, config, layer=layer, budget=budget)
+            expected = select(found, budget, config)
             np.testing.assert_array_equal(kept[layer], expected, err_msg=f"layer {layer}")

@@ -15,12 +15,7 @@ static scaled scale(const ecokv_head & head, const float * f, double min_range) 
     const int32_t n = head.n_cand();
 
     scaled res;
-    res.x.assign(n, 0.0);
-    for (int32_t i = 0; i < n; ++i) {
-        if (head.finite(head.lo + i)) {
-            res.x[i] = f[head.lo + i];
-        }
-    }
+    res.x = ecokv_candidates(head, f);
 
     const double mean = ecokv_mean(head, res.x);
 
@@ -46,36 +41,28 @@ static scaled scale(const ecokv_head & head, const float * f, double min_range) 
     return res;
 }
 
-// step 2
-static std::vector<double> importance(const ecokv_head & head, const llama_ecokv_config & config) {
-    auto I = ecokv_pool_attention(head, config.kernel);
-
+// step 2: x is the attention, or the score of a host
+static std::vector<double> importance(const ecokv_head & head, const llama_ecokv_config & config, std::vector<double> x) {
     const int32_t n = head.n_cand();
 
-    auto over_mean = [&](std::vector<double> & x) {
-        const double mean = ecokv_mean(head, x);
-        for (double & v : x) {
-            v = mean > 0.0 ? v/mean : 0.0;
-        }
-    };
-
     if (config.value_norm == LLAMA_ECOKV_VALUE_MUL) {
+        const auto v = ecokv_candidates(head, head.value_norm);
         for (int32_t i = 0; i < n; ++i) {
-            I[i] = head.finite(head.lo + i) ? I[i]*head.value_norm[head.lo + i] : 0.0;
+            x[i] *= v[i];
         }
     }
 
-    over_mean(I);
+    ecokv_over_mean(head, x);
 
     if (config.value_norm == LLAMA_ECOKV_VALUE_ADD) {
         auto v = scale(head, head.value_norm, 0.0).x;
-        over_mean(v);
+        ecokv_over_mean(head, v);
         for (int32_t i = 0; i < n; ++i) {
-            I[i] = (I[i] + v[i])/2.0;
+            x[i] = (x[i] + v[i])/2.0;
         }
     }
 
-    return I;
+    return x;
 }
 
 // step 5
@@ -109,12 +96,7 @@ static double head_weight(const ecokv_head & head, const scaled & E, const scale
         return 0.0;
     }
 
-    int64_t n = 0;
-    for (int32_t i = head.lo; i < head.hi; ++i) {
-        n += head.finite(i);
-    }
-
-    const double r_cos = n > 1 ? std::clamp((n*head.m2 - 1.0)/(n - 1.0), 0.0, 1.0) : 0.0;
+    const double r_cos = ecokv_redundancy_cos(head);
     const double r_euc = 1.0 - ecokv_mean(head, E.x);
 
     switch (config.head_weight) {
@@ -125,29 +107,29 @@ static double head_weight(const ecokv_head & head, const scaled & E, const scale
 }
 
 // step 7
-void ecokv_score_ecokv(const ecokv_head & head, const llama_ecokv_config & config, float * score) {
+void ecokv_score_with(const ecokv_head & head, const llama_ecokv_config & config, const std::vector<double> & x, float * score) {
     const int32_t n = head.n_cand();
 
-    double  k2     = 0.0;
-    int64_t n_good = 0;
-    for (int32_t i = head.lo; i < head.hi; ++i) {
-        if (head.finite(i)) {
-            k2 += (double) head.key_norm[i]*head.key_norm[i];
-            n_good++;
-        }
+    auto k2 = ecokv_candidates(head, head.key_norm);
+    for (double & k : k2) {
+        k *= k;
     }
-    const double rms = n_good > 0 ? std::sqrt(k2/n_good) : 0.0;
+    const double rms = std::sqrt(ecokv_mean(head, k2));
 
     const auto C = scale(head, head.key_cos, 1e-6);
     const auto E = scale(head, head.key_euc, 1e-3*rms);
-    const auto I = importance(head, config);
-    const auto D = diversity(E, C, config);
+    const auto I = importance(head, config, x);
 
-    const double w      = head_weight(head, E, C, config);
-    const double mean_d = ecokv_mean(head, D);
+    auto D = diversity(E, C, config);
+    ecokv_over_mean(head, D);
+
+    const double w = head_weight(head, E, C, config);
 
     for (int32_t i = 0; i < n; ++i) {
-        const double d = mean_d > 0.0 ? D[i]/mean_d : 0.0;
-        score[i] = (float) (w*d + (1.0 - w)*I[i]);
+        score[i] = (float) (w*D[i] + (1.0 - w)*I[i]);
     }
+}
+
+void ecokv_score_ecokv(const ecokv_head & head, const llama_ecokv_config & config, float * score) {
+    ecokv_score_with(head, config, ecokv_pool_attention(head, config.kernel), score);
 }

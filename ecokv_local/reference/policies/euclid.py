@@ -1,0 +1,11 @@
+"""Distance of the key to the centroid, as ManifoldKV does."""
+
+from __future__ import annotations
+
+from ecokv_local.reference.measure import F64
+from ecokv_local.reference.steps import Config, Head
+
+
+def score(head: Head, config: Config) -> F64:
+    """``[n]``"""
+    return head.key_euc
