@@ -107,7 +107,29 @@ class _Server:
         native.check(
             native.lib.llama_ecokv_evict(self.ctx, 0, ctypes.byref(config), ctypes.byref(result))
         )
-        return result.to_dict() | {"seconds": time.perf_counter() - start}
+        seconds = time.perf_counter() - start
+        return result.to_dict() | {"seconds": seconds, "cache_bytes": self._cache_bytes(result)}
+
+    def _cache_bytes(self, result: Any) -> int:
+        """Bytes of the rows before the eviction."""
+        from ecokv_local import native
+
+        shape = native.Shape()
+        native.check(native.lib.llama_ecokv_get_shape(self.ctx, ctypes.byref(shape)))
+        row = native.lib.llama_ecokv_row_bytes
+        layers = range(shape.n_layer)
+        return int(result.n_before * sum(row(self.ctx, il, v) for il in layers for v in (0, 1)))
+
+    def choose(self, budget: int, policy: str) -> float:
+        """Seconds of features and plan, as an eviction takes them; changes nothing."""
+        from ecokv_local import native
+
+        config = native.lib.llama_ecokv_config_default()
+        config.budget = budget
+        config.policy = native.lib.llama_ecokv_policy_by_name(policy.encode())
+        start = time.perf_counter()
+        native.check(native.lib.llama_ecokv_choose(self.ctx, 0, ctypes.byref(config), None, None))
+        return time.perf_counter() - start
 
 
 def main() -> None:

@@ -83,6 +83,21 @@ def scores(arrays: dict[str, F32], config: EvictionConfig, pairs: int, layer: in
     return result
 
 
+def choose(context: Context, config: EvictionConfig, pairs: int) -> I32:
+    """Ranks that an eviction to ``pairs`` would keep, ``[n_layer, n_kv_heads, n_keep]``; changes
+    nothing."""
+    sizes = shape(context)
+    n_keep = context.n_rows if config.policy == "none" else min(context.n_rows, pairs)
+    keep = np.zeros((sizes.n_layer, sizes.n_head_kv, n_keep), np.int32)
+    settings = native_config(config, pairs)
+    native.check(
+        native.lib.llama_ecokv_choose(
+            context.ptr, _SEQ, c.byref(settings), _pointer(keep, native.IntP), None
+        )
+    )
+    return keep
+
+
 def apply(context: Context, keep: I32) -> None:
     """Evict everything but ``keep`` ``[n_layer, n_kv_heads, n_keep]``, ranks ascending."""
     keep = np.ascontiguousarray(keep, np.int32)

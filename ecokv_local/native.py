@@ -195,6 +195,7 @@ def _declare() -> None:
         "features_get": (i32, [ctx, seq, c.POINTER(Features)]),
         "plan": (i32, [c.POINTER(Features), c.POINTER(Config), IntP]),
         "scores": (i32, [c.POINTER(Features), c.POINTER(Config), i32, i32, FloatP]),
+        "choose": (i32, [ctx, seq, c.POINTER(Config), IntP, c.POINTER(Result)]),
         "apply": (i32, [ctx, seq, IntP, i32]),
         "evict": (i32, [ctx, seq, c.POINTER(Config), c.POINTER(Result)]),
         "get_pos": (i32, [ctx, seq, IntP]),

@@ -39,43 +39,32 @@ class Features:
     m2: F64
 
 
-@njit
 def _attention(
     k: F32, q: F32, ranks: I32, finite: Bool, scale: float, soft_cap: float, sinks: F32
 ) -> tuple[F64, F64]:
     """Step 1 before pooling: mean attention of the queries that see a token, mean over the
     group; and that of the last query alone.
     """
-    n_heads, n_tokens, d = k.shape
+    n_heads, n_tokens, _ = k.shape
     group = q.shape[0] // n_heads
+    visible = np.arange(n_tokens) <= ranks[:, None]  # [W, T]
+    seen = visible.sum(axis=0)
     total = np.zeros((n_heads, n_tokens))
     last = np.zeros((n_heads, n_tokens))
-    seen = np.zeros(n_tokens)
-    for j in range(len(ranks)):
-        seen[: ranks[j] + 1] += 1.0
-    for hq in range(q.shape[0]):
-        h = hq // group
-        for j in range(len(ranks)):
-            n = ranks[j] + 1
-            x = np.full(n, -np.inf)
-            for t in range(n):
-                if finite[h, t]:
-                    s = 0.0
-                    for i in range(d):
-                        s += float(q[hq, j, i]) * float(k[h, t, i])
-                    s *= scale
-                    x[t] = soft_cap * np.tanh(s / soft_cap) if soft_cap > 0.0 else s
-            top = x.max()
-            if len(sinks) > 0:
-                top = max(top, sinks[hq])
-            p = np.exp(x - top)
-            z = p.sum() + (np.exp(sinks[hq] - top) if len(sinks) > 0 else 0.0)
-            total[h, :n] += p / z
-            if j == len(ranks) - 1:
-                last[h, :n] += p / z / group
-    for t in range(n_tokens):
-        if seen[t] > 0:
-            total[:, t] /= seen[t] * group
+    for h in range(n_heads):
+        keys = np.where(finite[h, :, None], k[h], 0).astype(np.float64)
+        x = q[h * group : (h + 1) * group].astype(np.float64) @ keys.T * scale  # [g, W, T]
+        if soft_cap > 0:
+            x = soft_cap * np.tanh(x / soft_cap)
+        x = np.where(visible & finite[h], x, -np.inf)
+        sink = np.full((group, 1, 1), -np.inf)  # takes a share of the attention, keeps no token
+        if len(sinks) > 0:
+            sink[:, 0, 0] = sinks[h * group : (h + 1) * group]
+        top = np.maximum(x.max(axis=-1, keepdims=True), sink)
+        p = np.exp(x - top)
+        p /= p.sum(axis=-1, keepdims=True) + np.exp(sink - top)
+        total[h] = p.sum(axis=(0, 1)) / (np.maximum(seen, 1) * group)
+        last[h] = p[:, -1].mean(axis=0)
     return total, last
 
 

@@ -203,6 +203,11 @@ LLAMA_API int32_t llama_ecokv_plan(const struct llama_ecokv_features * features,
 LLAMA_API int32_t llama_ecokv_scores(const struct llama_ecokv_features * features, const struct llama_ecokv_config * config,
         int32_t layer, int32_t head, float * scores);
 
+// features and plan of a sequence: which ranks an eviction would keep, changes nothing. keep: [n_layer][n_head_kv][min(n, budget)]
+// (n with LLAMA_ECOKV_POLICY_NONE); keep and result may be NULL. returns the ranks per (layer, head), < 0 on error
+LLAMA_API int32_t llama_ecokv_choose(struct llama_context * ctx, llama_seq_id seq_id, const struct llama_ecokv_config * config,
+        int32_t * keep, struct llama_ecokv_result * result);
+
 // keep: [n_layer][n_head_kv][n_keep] ranks, strictly ascending
 LLAMA_API int32_t llama_ecokv_apply(struct llama_context * ctx, llama_seq_id seq_id, const int32_t * keep, int32_t n_keep);
 

@@ -242,19 +242,8 @@ static int32_t count_nonfinite(const ecokv_seq & seq, const llama_ecokv_features
     return res;
 }
 
-static int32_t evict(const ecokv_seq & seq, llama_ecokv_config config, llama_ecokv_result & res) {
-    res.n_before = res.n_after = seq.n();
-
-    // noise that stayed the same would condemn the same ranks every time
-    config.seed += (uint32_t) seq.store->seqs[seq.id].n_evictions;
-
-    if (config.policy == LLAMA_ECOKV_POLICY_NONE || seq.n() <= config.budget) {
-        return LLAMA_ECOKV_OK;
-    }
-    if (seq.shared) {
-        return ecokv_fail(LLAMA_ECOKV_ERR_SHARED, "sequence %d shares cells with another sequence", seq.id);
-    }
-
+// features and plan: which ranks stay. changes nothing
+static int32_t choose(const ecokv_seq & seq, const llama_ecokv_config & config, std::vector<int32_t> & keep, llama_ecokv_result & res) {
     llama_ecokv_access::settle(seq);
 
     const int64_t t0 = ggml_time_us();
@@ -264,48 +253,95 @@ static int32_t evict(const ecokv_seq & seq, llama_ecokv_config config, llama_eco
     ecokv_feature_arrays arrays;
     arrays.resize(seq, config, *info);
 
-    ecokv_feature_stats feature_stats;
-    int32_t status = compute_features(seq, arrays.f, feature_stats);
+    ecokv_feature_stats stats;
+    const int32_t status = compute_features(seq, arrays.f, stats);
     if (status != LLAMA_ECOKV_OK) {
         return status;
     }
 
     const int64_t t1 = ggml_time_us();
 
-    std::vector<int32_t> keep((size_t) arrays.f.n_layer*arrays.f.n_head_kv*config.budget);
+    keep.resize((size_t) arrays.f.n_layer*arrays.f.n_head_kv*std::min(seq.n(), config.budget));
     const int32_t n_keep = llama_ecokv_plan(&arrays.f, &config, keep.data());
     if (n_keep < 0) {
         return n_keep;
     }
 
-    const int64_t t2 = ggml_time_us();
-
-    ecokv_apply_stats apply_stats;
-    status = apply(seq, keep.data(), n_keep, apply_stats);
-    if (status != LLAMA_ECOKV_OK) {
-        return status;
-    }
-
     res.n_after       = n_keep;
     res.n_query       = info->want_attn ? arrays.f.n_query : info->want_last;
     res.n_nonfinite   = count_nonfinite(seq, arrays.f);
-    res.n_layer_host  = feature_stats.n_layer_host;
-    res.n_layer_graph = feature_stats.n_layer_graph;
+    res.n_layer_host  = stats.n_layer_host;
+    res.n_layer_graph = stats.n_layer_graph;
     res.t_features_ms = (t1 - t0)/1000.0;
-    res.t_plan_ms     = (t2 - t1)/1000.0;
-    res.t_apply_ms    = (ggml_time_us() - t2)/1000.0;
-    res.scratch_bytes = (int64_t) std::max(feature_stats.scratch_bytes, apply_stats.scratch_bytes);
+    res.t_plan_ms     = (ggml_time_us() - t1)/1000.0;
+    res.scratch_bytes = (int64_t) stats.scratch_bytes;
 
     return LLAMA_ECOKV_OK;
 }
 
-int32_t llama_ecokv_evict(llama_context * ctx, llama_seq_id seq_id, const llama_ecokv_config * config, llama_ecokv_result * result) {
-    return with_seq(ctx, seq_id, [&](const ecokv_seq & seq) {
-        llama_ecokv_result res = {};
+static bool fits(const ecokv_seq & seq, const llama_ecokv_config & config) {
+    return config.policy == LLAMA_ECOKV_POLICY_NONE || seq.n() <= config.budget;
+}
 
-        int32_t status = ecokv_config_check(*config);
-        if (status == LLAMA_ECOKV_OK) {
-            status = evict(seq, *config, res);
+// checks, and noise that is drawn anew: noise that stayed the same would condemn the same ranks every time
+static int32_t prepare(const ecokv_seq & seq, llama_ecokv_config & config, llama_ecokv_result & res) {
+    res = {};
+    res.n_before = res.n_after = seq.n();
+    config.seed += (uint32_t) seq.store->seqs[seq.id].n_evictions;
+    return ecokv_config_check(config);
+}
+
+int32_t llama_ecokv_choose(llama_context * ctx, llama_seq_id seq_id, const llama_ecokv_config * config, int32_t * keep,
+        llama_ecokv_result * result) {
+    return with_seq(ctx, seq_id, [&](const ecokv_seq & seq) -> int32_t {
+        llama_ecokv_config   c = *config;
+        llama_ecokv_result   res;
+        std::vector<int32_t> ranks;
+
+        int32_t status = prepare(seq, c, res);
+        if (status == LLAMA_ECOKV_OK && fits(seq, c)) {
+            ranks.resize(seq.layers.size()*seq.n_head_kv*(size_t) seq.n());
+            for (size_t i = 0; i < ranks.size(); ++i) {
+                ranks[i] = (int32_t) (i % seq.n());
+            }
+        } else if (status == LLAMA_ECOKV_OK) {
+            status = choose(seq, c, ranks, res);
+        }
+        if (status == LLAMA_ECOKV_OK && keep) {
+            std::copy(ranks.begin(), ranks.end(), keep);
+        }
+        if (result) {
+            *result = res;
+        }
+        return status == LLAMA_ECOKV_OK ? res.n_after : status;
+    });
+}
+
+int32_t llama_ecokv_evict(llama_context * ctx, llama_seq_id seq_id, const llama_ecokv_config * config, llama_ecokv_result * result) {
+    return with_seq(ctx, seq_id, [&](const ecokv_seq & seq) -> int32_t {
+        llama_ecokv_config   c = *config;
+        llama_ecokv_result   res;
+        std::vector<int32_t> keep;
+
+        int32_t status = prepare(seq, c, res);
+        if (status == LLAMA_ECOKV_OK && !fits(seq, c)) {
+            status = seq.shared
+                ? ecokv_fail(LLAMA_ECOKV_ERR_SHARED, "sequence %d shares cells with another sequence", seq.id)
+                : choose(seq, c, keep, res);
+
+            if (status == LLAMA_ECOKV_OK) {
+                const int64_t t0 = ggml_time_us();
+
+                ecokv_apply_stats stats;
+                status = apply(seq, keep.data(), res.n_after, stats);
+
+                res.t_apply_ms    = (ggml_time_us() - t0)/1000.0;
+                res.scratch_bytes = std::max(res.scratch_bytes, (int64_t) stats.scratch_bytes);
+            }
+            if (status != LLAMA_ECOKV_OK) {
+                res = {};
+                res.n_before = res.n_after = seq.n();
+            }
         }
         if (result) {
             *result = res;

@@ -86,11 +86,13 @@ def test_a_model_goes_on_after_every_policy(
         planned = inspection.plan(
             inspection.features(context, sinks=config.n_sinks, recent=config.n_recent), config, 40
         )
+        chosen = inspection.choose(context, config, 40)
         before = inspection.kept(context)
         result = context.evict(config, 40)
         assert (result.n_after, context.n_rows) == (40, 40)
         if "random" not in config.policy:  # its noise is drawn anew
             expected = np.take_along_axis(before, planned, axis=-1)
+            np.testing.assert_array_equal(chosen, planned)
             np.testing.assert_array_equal(inspection.kept(context), expected)
         assert context.n_position == 100 * (round_ + 1)
     assert np.isfinite(decode_all(context, random_tokens(5, 200, seed=9))).all()
