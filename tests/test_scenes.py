@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ecokv_local.evaluate.scenes import (
+    FIGURE_KINDS,
     KINDS,
     Question,
     is_correct,
@@ -123,3 +124,48 @@ def test_needle_asks_for_a_number_that_no_other_image_shows(count: int) -> None:
         assert len(set(numbers)) == count
         assert case.question.answer == numbers[case.target - 1]
         assert f"image {case.target}," in case.question.question
+
+
+@pytest.mark.parametrize("kind", FIGURE_KINDS)
+def test_tables_and_charts_are_true_to_their_picture(kind: str) -> None:
+    for seed in SEEDS:
+        item = scene(seed, "validation", {kind: 1.0})
+        assert item.kind == kind
+        owned = set(item.owner[item.owner >= 0].tolist())
+        assert owned == set(range(len(item.objects)))
+        pixels = np.asarray(item.image).astype(int)
+        scale = max(item.image.size) / 192
+        for thing in item.objects:
+            if thing.kind == "bar":  # its height in steps, measured on the picture
+                column = pixels[:, int(thing.x * scale)]
+                far = np.abs(column - np.array(COLORS[thing.color])).max(axis=-1)
+                step = (len(column) - 28 * scale) / 6
+                assert round((far <= 2).sum() / step) == int(thing.label)
+
+
+@pytest.mark.parametrize("kind", FIGURE_KINDS)
+def test_questions_about_figures_accept_their_answer_and_no_other(kind: str) -> None:
+    seen = set()
+    for seed in SEEDS:
+        item = scene(seed, "validation", {kind: 1.0})
+        asked = questions(item, _rng(seed))
+        texts = [question.question for question in asked]
+        assert len(set(texts)) == len(texts)
+        for question in asked:
+            seen.add(question.kind)
+            assert question.kind in KINDS
+            assert is_correct(question, question.answer + ".")
+            assert not is_correct(question, "nothing")
+    assert seen >= ({"number", "count", "exist"} | ({"color"} if kind == "chart" else {"word"}))
+
+
+def test_figures_are_not_drawn_unless_asked_for() -> None:
+    assert all(scene(seed).kind not in FIGURE_KINDS for seed in range(60))
+
+
+def test_a_table_cell_is_named_by_its_row_and_column() -> None:
+    for seed in SEEDS:
+        item = scene(seed, "validation", {"table": 1.0})
+        ys = np.array([thing.y for thing in item.objects]).reshape(-1, item.columns)
+        xs = np.array([thing.x for thing in item.objects]).reshape(-1, item.columns)
+        assert (np.diff(ys.mean(1)) > 0).all() and (np.diff(xs, axis=1) > 0).all()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from .needle import Needle, needle
 from .questions import KINDS, Question, describe, is_correct, questions, score
-from .render import SCENE_KINDS, SPLITS, Scene, SceneObject, scene
+from .render import FIGURE_KINDS, SCENE_KINDS, SPLITS, Scene, SceneObject, scene
 
 __all__ = [
+    "FIGURE_KINDS",
     "KINDS",
     "SCENE_KINDS",
     "SPLITS",

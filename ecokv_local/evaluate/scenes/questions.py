@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .render import Scene, SceneObject, reading_order
+from .figure_questions import ask_about_chart, ask_about_table
+from .render import FIGURE_KINDS, Scene, SceneObject, reading_order
 from .vocabulary import COLORS, SHAPES, plural
 
 KINDS: tuple[str, ...] = (
@@ -42,6 +43,8 @@ class Question:
 
 def questions(item: Scene, rng: np.random.Generator) -> list[Question]:
     """All questions that the scene answers without doubt, in random order."""
+    if item.kind in FIGURE_KINDS:
+        return _shuffled(_about_figure(item, rng), rng)
     makers: tuple[Callable[[Scene, np.random.Generator], list[Question]], ...] = (
         _color,
         _shape,
@@ -52,9 +55,21 @@ def questions(item: Scene, rng: np.random.Generator) -> list[Question]:
         _at,
     )
     found = [question for maker in makers for question in maker(item, rng)]
-    order = rng.permutation(len(found))
-    shuffled = [found[int(i)] for i in order]
-    return [*shuffled, describe(item)]
+    return [*_shuffled(found, rng), describe(item)]
+
+
+def _shuffled(found: list[Question], rng: np.random.Generator) -> list[Question]:
+    return [found[int(i)] for i in rng.permutation(len(found))]
+
+
+def _about_figure(item: Scene, rng: np.random.Generator) -> list[Question]:
+    found: list[Question] = []
+
+    def make(kind: str, asked: str, answer: str) -> None:
+        found.append(Question(kind, asked, answer))
+
+    (ask_about_table if item.kind == "table" else ask_about_chart)(item, rng, make)
+    return found
 
 
 def _pick(rng: np.random.Generator, *options: str) -> str:

@@ -1,4 +1,6 @@
-"""Scenes: coloured shapes, numbers and words on a varied ground, with exact truth."""
+"""Scenes: coloured shapes, numbers and words on a varied ground, tables and bar charts, with exact
+truth.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,17 @@ import numpy as np
 from PIL import Image
 
 from .draw import background, shape_mask, text_mask
+from .figures import Mark, chart, table
 from .vocabulary import COLORS, POSITIONS, SHAPES, WORDS, position_name
 
 SPLITS: dict[str, int] = {"train": 0, "validation": 1, "test": 2}
 """A split is part of every scene's seed, so no two splits can share a scene."""
 
 SCENE_KINDS: dict[str, float] = {"shapes": 0.4, "text": 0.2, "mixed": 0.4}
-"""Kinds of scene and how often each is drawn."""
+"""Kinds of scene and how often each is drawn, unless `scene` is told otherwise."""
+
+FIGURE_KINDS: dict[str, float] = {"table": 0.5, "chart": 0.5}
+"""Tables and charts, drawn on request."""
 
 CELLS = 12
 """Truth is given on a grid of 12 x 12 cells over the image padded to a square."""
@@ -38,7 +44,7 @@ _EDGE_OF_THIRD = 6.0
 
 @dataclass(frozen=True)
 class SceneObject:
-    """One thing in a scene. `label` is the shape's name, the digits or the word."""
+    """One thing in a scene. `label` is the shape's name, the digits, the word or a bar's height."""
 
     kind: str
     color: str
@@ -54,6 +60,8 @@ class SceneObject:
         """What a viewer would call the object."""
         if self.kind == "shape":
             return f"{self.color} {self.label}"
+        if self.kind == "bar":
+            return f"{self.color} bar"
         return f"{self.kind} {self.label}"
 
 
@@ -62,7 +70,7 @@ class Scene:
     """A picture and all that is known about it.
 
     `owner[row, column]` is the index of the object that covers a cell of the padded square,
-    or -1 for ground.
+    or -1 for ground. The objects of a table stand row by row, `columns` in each.
     """
 
     image: Image.Image
@@ -71,10 +79,11 @@ class Scene:
     kind: str
     seed: int
     split: str
+    columns: int = 0
 
     @property
     def shapes(self) -> list[SceneObject]:
-        """The objects that are neither number nor word."""
+        """The objects that are neither number, word nor bar."""
         return [item for item in self.objects if item.kind == "shape"]
 
 
@@ -91,10 +100,44 @@ def scene(seed: int, split: str = "test", kinds: Mapping[str, float] | None = No
     weights = kinds or SCENE_KINDS
     chances = np.array(list(weights.values()))
     kind = str(rng.choice(list(weights), p=chances / chances.sum()))
+    if kind in FIGURE_KINDS:
+        return _figure(rng, kind, seed, split)
     while True:
         drawn = _draw(rng, kind)
         if drawn is not None:
             return Scene(*drawn, kind, seed, split)
+
+
+def _figure(rng: np.random.Generator, kind: str, seed: int, split: str) -> Scene:
+    """A table or a chart as a scene."""
+    side = int(rng.choice(_SIDES))
+    columns = 0
+    if kind == "table":
+        pixels, marks, columns = table(rng, side)
+    else:
+        pixels, marks = chart(rng, side)
+    owner = np.full((CELLS, CELLS), -1, np.int64)
+    for index, mark in enumerate(marks):
+        box = np.ones((int(mark.bottom - mark.top), int(mark.right - mark.left)), np.float32)
+        owner[_cells(box, (int(mark.top), int(mark.left)), (side, side)) > 0.2] = index
+    image = Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
+    objects = tuple(_from_mark(mark, side) for mark in marks)
+    return Scene(image, objects, owner, kind, seed, split, columns)
+
+
+def _from_mark(mark: Mark, side: int) -> SceneObject:
+    scale = side / UNIT
+    x, y = (mark.left + mark.right) / 2, (mark.top + mark.bottom) / 2
+    return SceneObject(
+        kind=mark.kind,
+        color=mark.color,
+        label=mark.label,
+        x=x / scale,
+        y=y / scale,
+        half_width=(mark.right - mark.left) / scale / 2,
+        half_height=(mark.bottom - mark.top) / scale / 2,
+        position=position_name(x / side, y / side),
+    )
 
 
 def _draw(
