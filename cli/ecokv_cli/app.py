@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ecokv_cli.commands import chat
+from ecokv_cli.commands import chat, validate
 from ecokv_cli.options import BY_NAME, Setting
 from ecokv_cli.output import Output
 from ecokv_cli.settings import resolve
@@ -23,12 +23,17 @@ DESCRIPTION = (
 
 
 class GroupedCommand(TyperCommand):
-    """Lists flags under the title of their group, in the order they are declared."""
+    """Lists flags under the title of their group, in the order they are declared.
+
+    ``settings`` are those of the command, by name: it may word one of them in its own way.
+    """
+
+    settings: ClassVar[Mapping[str, Setting]] = BY_NAME
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         rows: dict[str, list[tuple[str, str]]] = {}
         for param in self.params:
-            setting = BY_NAME.get(str(param.name))
+            setting = self.settings.get(str(param.name))
             if param.param_type_name == "argument":
                 rows.setdefault("Arguments", []).append(("[PROMPT]", "Question, as with -p."))
             elif setting is not None:
@@ -124,10 +129,10 @@ def _program(
         raise typer.Exit
 
 
-for _module in (chat,):
+for _module in (chat, validate):
     app.command(
         _module.NAME,
-        cls=GroupedCommand,
+        cls=type("Command", (GroupedCommand,), {"settings": {s.name: s for s in _module.GROUPS}}),
         help=_module.HELP,
         epilog=_module.EPILOG,
         context_settings=CONTEXT,

@@ -18,6 +18,8 @@ from ecokv_cli.options import BY_KEY, BY_NAME, Setting
 from ecokv_cli.values import BadValue
 
 FILE_NAME = "ecokv.toml"
+#: Commands that may have a table of their own in it.
+COMMANDS = ("chat", "validate")
 #: `ECOKV_` variables that are not settings.
 OTHER_VARIABLES = frozenset(
     {"ECOKV_HOME", "ECOKV_DEBUG", "ECOKV_LIB_DIR", "ECOKV_CACHE", "ECOKV_LLAMA_ARCHIVE"}
@@ -178,18 +180,21 @@ def _from_file(
 ) -> dict[str, Found]:
     """Values of one `ecokv.toml`: top-level keys, then the table of the command over them."""
     data = _load(file)
+    by_key = BY_KEY | {key: setting for setting in settings for key in setting.keys}
     wanted = {setting.name for setting in settings}
     found: dict[str, Found] = {}
     tables = [({k: v for k, v in data.items() if not isinstance(v, dict)}, "")]
     for key, value in data.items():
         if isinstance(value, dict):
-            if key != command:
-                raise usage(f"{file}: there is no table [{key}]", f"known tables: [{command}]")
-            tables.append((value, f"[{key}] "))
+            if key not in COMMANDS:
+                known = ", ".join(f"[{name}]" for name in COMMANDS)
+                raise usage(f"{file}: there is no table [{key}]", f"known tables: {known}")
+            if key == command:
+                tables.append((value, f"[{key}] "))
     for table, prefix in tables:
         seen: dict[str, str] = {}
         for key, value in table.items():
-            setting = BY_KEY.get(key.replace("_", "-"))
+            setting = by_key.get(key.replace("_", "-"))
             if setting is None:
                 raise usage(f"{file}: {prefix}unknown key {key!r}", _suggest(key))
             if setting.name in seen:

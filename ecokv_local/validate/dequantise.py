@@ -74,4 +74,4 @@ def _nibbles(packed: Bytes) -> Bytes:
 
 
 def _fifth_bits(packed: Bytes) -> Bytes:
-    return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
+    return np.asarray(np.unpackbits(packed, axis=1, bitorder="little") << 4, np.uint8)

@@ -98,18 +98,23 @@ class KeptReport:
 
 @dataclass(frozen=True)
 class PolicyReport:
-    """One policy over all layers: ``budget`` KV pairs per layer and head, of ``n_rows``."""
+    """One policy over all layers: ``budget`` KV pairs per layer and head stay.
+
+    ``nominal_unequal`` positions that llama.cpp sees of the cells are not those of the last token
+    that any layer or head keeps there.
+    """
 
     policy: str
     budget: int
     sinks: int
     recent: int
+    nominal_unequal: int
     layers: tuple[KeptReport, ...]
 
     @property
     def ok(self) -> bool:
         """Whether every layer is."""
-        return all(layer.ok for layer in self.layers)
+        return not self.nominal_unequal and all(layer.ok for layer in self.layers)
 
     @property
     def share_equal(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -23,7 +24,9 @@ def test_version(ecokv):
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
 def test_the_program_lists_its_commands(ecokv, arguments):
     result = ecokv(*arguments)
-    assert result.code == 0 and "  chat  Ask a model about pictures or text" in result.out
+    assert result.code == 0
+    for name, words in (("chat", "Ask a model about"), ("validate", "Compare the native code")):
+        assert re.search(rf"^  {name} +{words}", result.out, re.MULTILINE)
 
 
 def test_chat_lists_every_flag_under_a_title(ecokv):
