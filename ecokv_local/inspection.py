@@ -30,9 +30,10 @@ def shape(context: Context) -> native.Shape:
     return result
 
 
-def features(context: Context, *, sinks: int, recent: int) -> dict[str, F32]:
-    """Native features: each of ``FEATURES`` as ``[n_layer, n_kv_heads, n_rows]``, and ``head_m2``
-    ``[n_layer, n_kv_heads]``."""
+def features(context: Context, *, sinks: int, recent: int) -> dict[str, Any]:
+    """Native features: each of ``FEATURES`` as ``[n_layer, n_kv_heads, n_rows]``, ``head_m2``
+    ``[n_layer, n_kv_heads]``, and ``layer_n_head_kv`` ``[n_layer]``, the heads a layer really has.
+    """
     sizes = shape(context)
     heads = (sizes.n_layer, sizes.n_head_kv)
     arrays = {name: np.zeros((*heads, context.n_rows), np.float32) for name in FEATURES}
@@ -42,18 +43,25 @@ def features(context: Context, *, sinks: int, recent: int) -> dict[str, F32]:
             context.ptr, _SEQ, c.byref(_struct(arrays, sinks, recent))
         )
     )
-    return arrays
+    heads_of = [layer_info(context, layer)[0].n_head_kv for layer in range(sizes.n_layer)]
+    return {**arrays, "layer_n_head_kv": np.array(heads_of, np.int32)}
 
 
-def _struct(arrays: dict[str, F32], sinks: int, recent: int) -> native.Features:
+def _struct(arrays: dict[str, Any], sinks: int, recent: int) -> native.Features:
     n_layer, n_head_kv, n = arrays["attn"].shape
-    pointers = {name: _pointer(array, native.FloatP) for name, array in arrays.items()}
+    pointers: dict[str, Any] = {
+        name: _pointer(array, native.FloatP)
+        for name, array in arrays.items()
+        if name != "layer_n_head_kv"
+    }
+    if "layer_n_head_kv" in arrays:  # layers may have fewer heads than the arrays have room for
+        pointers["layer_n_head_kv"] = _pointer(arrays["layer_n_head_kv"], native.IntP)
     return native.Features(
         n_layer=n_layer, n_head_kv=n_head_kv, n=n, n_sink=sinks, n_recent=recent, **pointers
     )
 
 
-def plan(arrays: dict[str, F32], config: EvictionConfig, pairs: int) -> I32:
+def plan(arrays: dict[str, Any], config: EvictionConfig, pairs: int) -> I32:
     """Ranks that stay, ``[n_layer, n_kv_heads, min(n_rows, pairs)]``; pure."""
     struct = _struct(arrays, config.n_sinks, config.n_recent)
     n_keep = struct.n if config.policy == "none" else min(struct.n, pairs)
@@ -65,7 +73,7 @@ def plan(arrays: dict[str, F32], config: EvictionConfig, pairs: int) -> I32:
     return keep
 
 
-def scores(arrays: dict[str, F32], config: EvictionConfig, pairs: int, layer: int) -> F32:
+def scores(arrays: dict[str, Any], config: EvictionConfig, pairs: int, layer: int) -> F32:
     """Native scores of one layer, ``[n_kv_heads, n_rows]``."""
     struct = _struct(arrays, config.n_sinks, config.n_recent)
     result = np.zeros((struct.n_head_kv, struct.n), np.float32)
