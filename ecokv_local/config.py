@@ -46,6 +46,8 @@ POLICIES: dict[str, PolicyInfo] = {p.name: p for p in _SINGLE} | {
 
 COMPOSE = ("or", "sum", "max", "prod")
 HEAD_WEIGHT = ("both", "cos", "euclid")
+POOLING = ("avg", "max")
+GQA = ("mean", "max")
 VALUE_NORM = ("off", "add", "mul")
 
 
@@ -68,7 +70,8 @@ class EvictionConfig:
 
     Without a ``budget`` nothing is evicted and the model runs bit for bit as in llama.cpp.
     ``sinks`` and ``recent`` left out are the policy's own. ``window`` counts the queries that vote;
-    ``kernel`` is the width of the pooling of their attention; ``slack`` the tokens by which the
+    ``kernel`` and ``pooling`` say how their attention is smoothed, ``gqa`` how it is taken over the
+    query heads of a KV head; ``slack`` the tokens by which the
     cache may grow past the budget while an answer is generated.
     """
 
@@ -78,6 +81,8 @@ class EvictionConfig:
     recent: int | None = None
     window: int = 8
     kernel: int = 5
+    pooling: Literal["avg", "max"] = "avg"
+    gqa: Literal["mean", "max"] = "mean"
     compose: Literal["or", "sum", "max", "prod"] = "or"
     head_weight: Literal["both", "cos", "euclid"] | float = "both"
     value_norm: Literal["off", "add", "mul"] = "off"
@@ -97,6 +102,8 @@ class EvictionConfig:
         whole_number("kernel", self.kernel, 1, 1023)
         if self.kernel % 2 == 0:
             raise UsageError(f"kernel {self.kernel}: an odd number is needed")
+        _choice("pooling", self.pooling, POOLING)
+        _choice("gqa", self.gqa, GQA)
         _choice("compose", self.compose, COMPOSE)
         _choice("value_norm", self.value_norm, VALUE_NORM)
         if isinstance(self.head_weight, str):

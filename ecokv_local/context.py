@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ecokv_local import native
-from ecokv_local.config import COMPOSE, HEAD_WEIGHT, VALUE_NORM, EvictionConfig
+from ecokv_local.config import COMPOSE, GQA, HEAD_WEIGHT, POOLING, VALUE_NORM, EvictionConfig
 from ecokv_local.errors import EcokvError, MemoryLimitError, StateError, UsageError
 
 _SEQ = 0
@@ -72,6 +72,8 @@ def native_config(config: EvictionConfig, pairs: int) -> native.Config:
         n_sink=config.n_sinks,
         n_recent=config.n_recent,
         kernel=config.kernel,
+        pooling=POOLING.index(config.pooling),
+        gqa=GQA.index(config.gqa),
         compose=COMPOSE.index(config.compose),
         head_weight=len(HEAD_WEIGHT) if fixed else HEAD_WEIGHT.index(str(config.head_weight)),
         value_norm=VALUE_NORM.index(config.value_norm),

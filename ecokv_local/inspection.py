@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ecokv_local import native
-from ecokv_local.config import EvictionConfig
+from ecokv_local.config import GQA, EvictionConfig
 from ecokv_local.context import Context, native_config
 
 F32 = npt.NDArray[np.float32]
@@ -30,7 +30,7 @@ def shape(context: Context) -> native.Shape:
     return result
 
 
-def features(context: Context, *, sinks: int, recent: int) -> dict[str, Any]:
+def features(context: Context, *, sinks: int, recent: int, gqa: str = "mean") -> dict[str, Any]:
     """Native features: each of ``FEATURES`` as ``[n_layer, n_kv_heads, n_rows]``, ``head_m2``
     ``[n_layer, n_kv_heads]``, and ``layer_n_head_kv`` ``[n_layer]``, the heads a layer really has.
     """
@@ -40,14 +40,14 @@ def features(context: Context, *, sinks: int, recent: int) -> dict[str, Any]:
     arrays["head_m2"] = np.zeros(heads, np.float32)
     native.check(
         native.lib.llama_ecokv_features_get(
-            context.ptr, _SEQ, c.byref(_struct(arrays, sinks, recent))
+            context.ptr, _SEQ, c.byref(_struct(arrays, sinks, recent, gqa))
         )
     )
     heads_of = [layer_info(context, layer)[0].n_head_kv for layer in range(sizes.n_layer)]
     return {**arrays, "layer_n_head_kv": np.array(heads_of, np.int32)}
 
 
-def _struct(arrays: dict[str, Any], sinks: int, recent: int) -> native.Features:
+def _struct(arrays: dict[str, Any], sinks: int, recent: int, gqa: str) -> native.Features:
     n_layer, n_head_kv, n = arrays["attn"].shape
     pointers: dict[str, Any] = {
         name: _pointer(array, native.FloatP)
@@ -57,13 +57,19 @@ def _struct(arrays: dict[str, Any], sinks: int, recent: int) -> native.Features:
     if "layer_n_head_kv" in arrays:  # layers may have fewer heads than the arrays have room for
         pointers["layer_n_head_kv"] = _pointer(arrays["layer_n_head_kv"], native.IntP)
     return native.Features(
-        n_layer=n_layer, n_head_kv=n_head_kv, n=n, n_sink=sinks, n_recent=recent, **pointers
+        n_layer=n_layer,
+        n_head_kv=n_head_kv,
+        n=n,
+        n_sink=sinks,
+        n_recent=recent,
+        gqa=GQA.index(gqa),
+        **pointers,
     )
 
 
 def plan(arrays: dict[str, Any], config: EvictionConfig, pairs: int) -> I32:
     """Ranks that stay, ``[n_layer, n_kv_heads, min(n_rows, pairs)]``; pure."""
-    struct = _struct(arrays, config.n_sinks, config.n_recent)
+    struct = _struct(arrays, config.n_sinks, config.n_recent, config.gqa)
     n_keep = struct.n if config.policy == "none" else min(struct.n, pairs)
     keep = np.zeros((struct.n_layer, struct.n_head_kv, n_keep), np.int32)
     settings = native_config(config, pairs)
@@ -75,7 +81,7 @@ def plan(arrays: dict[str, Any], config: EvictionConfig, pairs: int) -> I32:
 
 def scores(arrays: dict[str, Any], config: EvictionConfig, pairs: int, layer: int) -> F32:
     """Native scores of one layer, ``[n_kv_heads, n_rows]``."""
-    struct = _struct(arrays, config.n_sinks, config.n_recent)
+    struct = _struct(arrays, config.n_sinks, config.n_recent, config.gqa)
     result = np.zeros((struct.n_head_kv, struct.n), np.float32)
     settings = native_config(config, pairs)
     for head in range(struct.n_head_kv):

@@ -99,7 +99,7 @@ class Config(_Struct):
     """``llama_ecokv_config``"""
 
     _fields_ = [
-        *_ints("policy budget n_sink n_recent kernel compose head_weight value_norm"),
+        *_ints("policy budget n_sink n_recent kernel pooling gqa compose head_weight value_norm"),
         ("lam", c.c_float),
         ("head_weight_fixed", c.c_float),
         ("seed", c.c_uint32),
@@ -120,7 +120,7 @@ class Features(_Struct):
     """``llama_ecokv_features``"""
 
     _fields_ = [
-        *_ints("n_layer n_head_kv n n_sink n_recent n_query"),
+        *_ints("n_layer n_head_kv n n_sink n_recent n_query gqa"),
         ("layer_n_head_kv", IntP),
         *[
             (name, FloatP)

@@ -6,6 +6,7 @@ many terms are taken in f64. ``T`` tokens, ``H`` KV heads, ``g`` query heads per
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,10 +41,17 @@ class Features:
 
 
 def _attention(
-    k: F32, q: F32, ranks: I32, finite: Bool, scale: float, soft_cap: float, sinks: F32
+    k: F32,
+    q: F32,
+    ranks: I32,
+    finite: Bool,
+    scale: float,
+    soft_cap: float,
+    sinks: F32,
+    over_group: Callable[..., F64],
 ) -> tuple[F64, F64]:
-    """Step 1 before pooling: mean attention of the queries that see a token, mean over the
-    group; and that of the last query alone.
+    """Step 1 before pooling: mean attention of the queries that see a token, mean (or
+    maximum) over the group; and that of the last query alone.
     """
     n_heads, n_tokens, _ = k.shape
     group = q.shape[0] // n_heads
@@ -63,8 +71,8 @@ def _attention(
         top = np.maximum(x.max(axis=-1, keepdims=True), sink)
         p = np.exp(x - top)
         p /= p.sum(axis=-1, keepdims=True) + np.exp(sink - top)
-        total[h] = p.sum(axis=(0, 1)) / (np.maximum(seen, 1) * group)
-        last[h] = p[:, -1].mean(axis=0)
+        total[h] = over_group(p.sum(axis=1), axis=0) / np.maximum(seen, 1)
+        last[h] = over_group(p[:, -1], axis=0)
     return total, last
 
 
@@ -127,14 +135,16 @@ def features(
     scale: float | None = None,
     soft_cap: float = 0.0,
     attn_sinks: F32 | None = None,
+    gqa: str = "mean",
 ) -> Features:
     """Steps 1 (before pooling) and 3 for one layer: k ``[H, T, d]``, v ``[H, T, d_v]``, q
     ``[H*g, W, d]``.
 
     The queries are those of the tokens ``n_past .. n_past + W``, by default of the last W; or
     ``query_ranks`` [W] names the token of each. ``scale`` is the model's own, by default
-    ``1/sqrt(d)``; ``attn_sinks`` [H*g] are the attention sinks of the model. Raises ValueError
-    where the shapes do not fit each other.
+    ``1/sqrt(d)``; ``attn_sinks`` [H*g] are the attention sinks of the model; ``gqa``
+    ("mean" or "max") goes over the query heads. Raises ValueError where the shapes do not fit
+    each other.
     """
     _check_shapes(k, v, q)
     n_tokens = k.shape[1]
@@ -157,6 +167,7 @@ def features(
         float(k.shape[2] ** -0.5 if scale is None else scale),
         soft_cap,
         np.zeros(0, np.float32) if attn_sinks is None else attn_sinks,
+        np.max if gqa == "max" else np.mean,
     )
     cos, euc, m2 = _geometry(k, finite, key_norm, lo, hi)
     return Features(lo, hi, finite, attn, attn_last, key_norm, cos, euc, value_norm, m2)

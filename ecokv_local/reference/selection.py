@@ -66,7 +66,7 @@ def evict(
 
     Raises ValueError if a sink or recent token holds NaN or Inf, or the budget is too small.
     """
-    f = features(k, v, q, sinks=config.n_sinks, recent=config.n_recent, scale=scale)
+    f = features(k, v, q, sinks=config.n_sinks, recent=config.n_recent, scale=scale, gqa=config.gqa)
     protected = np.ones(k.shape[1], bool)
     protected[f.lo : f.hi] = False
     if policy != "none" and k.shape[1] > budget and not f.finite[:, protected].all():

@@ -22,6 +22,10 @@ class Config(Protocol):
     @property
     def kernel(self) -> int: ...
     @property
+    def pooling(self) -> str: ...
+    @property
+    def gqa(self) -> str: ...
+    @property
     def compose(self) -> str: ...
     @property
     def head_weight(self) -> str | float: ...
@@ -95,11 +99,13 @@ def over_mean(x: F64, ok: Bool) -> F64:
     return x / m if m > 0 else np.zeros(len(x))
 
 
-def pool(a: F64, kernel: int) -> F64:
-    """Step 1: average pooling, zero padded, always divided by the kernel."""
-    padded = np.pad(a, kernel // 2)
-    total: F64 = np.sum([padded[i : i + len(a)] for i in range(kernel)], axis=0)
-    return total / kernel
+def pool(a: F64, config: Config) -> F64:
+    """Step 1: pooling, zero padded; the average is always divided by the kernel."""
+    padded = np.pad(a, config.kernel // 2)
+    shifted = np.stack([padded[i : i + len(a)] for i in range(config.kernel)])
+    if config.pooling == "max":
+        return np.asarray(shifted.max(axis=0))
+    return np.asarray(shifted.sum(axis=0) / config.kernel)
 
 
 def scaled(x: F64, ok: Bool, min_range: float) -> tuple[F64, bool]:

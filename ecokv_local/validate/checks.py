@@ -61,8 +61,9 @@ class Validation:
         self.first = First()
         self.layers: list[LayerReport] = []
         self._read: list[Layer] = []
+        self._gqa = configs[0].gqa  # of one command: the same for all policies
         self._native: dict[Protected, dict[str, F32]] = {
-            (sinks, recent): inspection.features(context, sinks=sinks, recent=recent)
+            (sinks, recent): inspection.features(context, sinks=sinks, recent=recent, gqa=self._gqa)
             for sinks, recent in dict.fromkeys((c.n_sinks, c.n_recent) for c in configs)
         }
         self._jobs = [self._job(config) for config in configs]
@@ -107,6 +108,7 @@ class Validation:
                 "scale": layer.scale,
                 "soft_cap": layer.soft_cap,
                 "attn_sinks": layer.sinks,
+                "gqa": self._gqa,
             }
             return reference.features(k, v, layer.queries, **(usual | change))
 

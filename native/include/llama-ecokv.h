@@ -57,6 +57,8 @@ enum llama_ecokv_policy {
 enum llama_ecokv_compose     { LLAMA_ECOKV_COMPOSE_OR, LLAMA_ECOKV_COMPOSE_SUM, LLAMA_ECOKV_COMPOSE_MAX, LLAMA_ECOKV_COMPOSE_PROD };
 enum llama_ecokv_head_weight { LLAMA_ECOKV_HEAD_BOTH,  LLAMA_ECOKV_HEAD_COS,    LLAMA_ECOKV_HEAD_EUCLID, LLAMA_ECOKV_HEAD_FIXED };
 enum llama_ecokv_value_norm  { LLAMA_ECOKV_VALUE_OFF,  LLAMA_ECOKV_VALUE_ADD,   LLAMA_ECOKV_VALUE_MUL };
+enum llama_ecokv_pooling     { LLAMA_ECOKV_POOL_AVG,   LLAMA_ECOKV_POOL_MAX };
+enum llama_ecokv_gqa         { LLAMA_ECOKV_GQA_MEAN,   LLAMA_ECOKV_GQA_MAX };
 
 // where features and rows are worked on; AUTO takes HOST wherever the cache lies in host memory
 enum llama_ecokv_path { LLAMA_ECOKV_PATH_AUTO, LLAMA_ECOKV_PATH_HOST, LLAMA_ECOKV_PATH_GRAPH };
@@ -74,7 +76,9 @@ struct llama_ecokv_config {
     int32_t  budget;            // KV pairs per layer and KV head, sinks and recents included
     int32_t  n_sink;            // first tokens that always stay
     int32_t  n_recent;          // last tokens that always stay, at least 1
-    int32_t  kernel;            // width of the average pooling of the importance, odd
+    int32_t  kernel;            // width of the pooling of the attention, odd
+    int32_t  pooling;           // enum llama_ecokv_pooling
+    int32_t  gqa;               // enum llama_ecokv_gqa: how attention is taken over the query heads of a KV head
     int32_t  compose;           // enum llama_ecokv_compose
     int32_t  head_weight;       // enum llama_ecokv_head_weight
     int32_t  value_norm;        // enum llama_ecokv_value_norm
@@ -103,10 +107,11 @@ struct llama_ecokv_features {
     int32_t n_sink;     // the candidates [n_sink, n - n_recent) that centroids and means were taken over
     int32_t n_recent;
     int32_t n_query;    // window queries that voted
+    int32_t gqa;        // enum llama_ecokv_gqa, an input
     const int32_t * layer_n_head_kv; // [n_layer], NULL: n_head_kv everywhere
 
-    float * attn;       // a_i: mean attention of the window, over the queries that see i and the query heads of the group
-    float * attn_last;  // attention of the last query, mean over the query heads of the group
+    float * attn;       // a_i: mean attention of the window, over the queries that see i and (see gqa) the query heads of the group
+    float * attn_last;  // attention of the last query, over the query heads of the group
     float * key_norm;   // |k_i|; NaN marks a row whose K or V is not finite
     float * key_cos;    // c_i = 1 - u_i . m
     float * key_euc;    // e_i = |k_i - mu|

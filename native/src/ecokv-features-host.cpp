@@ -102,7 +102,7 @@ struct head_work {
         }
     }
 
-    // step 1, before pooling: softmax over what each query sees, mean over the queries that see a row and over the group
+    // step 1, before pooling: softmax over what each query sees, mean over the queries that see a row, then over the group
     void attention(const float * q, const float * sinks) {
         const auto & hparams = job.seq.ctx->get_model().hparams;
 
@@ -119,8 +119,8 @@ struct head_work {
             }
         }
 
-        std::vector<double> sum (n, 0.0);
-        std::vector<double> last(n, 0.0);
+        std::vector<double> sum ((size_t) gqa*n, 0.0);
+        std::vector<double> last((size_t) gqa*n, 0.0);
         for (int32_t j = 0; j < n_q; ++j) {
             const int32_t n_vis = job.queries.ranks[j] + 1;
             for (int32_t g = 0; g < gqa; ++g) {
@@ -141,21 +141,32 @@ struct head_work {
                     x[r] = finite[r] ? std::exp(x[r] - max) : 0.0f;
                     total += x[r];
                 }
-                for (int32_t r = 0; r < n_vis; ++r) {
-                    sum[r] += x[r]/total;
+                for (int32_t r = 0; r < n_vis && total > 0.0; ++r) {
+                    sum[(size_t) g*n + r] += x[r]/total;
                     if (j == n_q - 1) {
-                        last[r] += x[r]/total;
+                        last[(size_t) g*n + r] = x[r]/total;
                     }
                 }
             }
         }
 
+        // over the query heads of the group
+        auto over_group = [&](const std::vector<double> & x, int32_t r) {
+            double total = 0.0;
+            double max   = 0.0;
+            for (int32_t g = 0; g < gqa; ++g) {
+                total += x[(size_t) g*n + r];
+                max    = std::max(max, x[(size_t) g*n + r]);
+            }
+            return job.out.gqa == LLAMA_ECOKV_GQA_MAX ? max : total/gqa;
+        };
+
         for (int32_t r = 0; r < n; ++r) {
             if (job.out.attn) {
-                job.out.attn[at() + r] = n_seen[r] > 0 ? (float) (sum[r]/((double) n_seen[r]*gqa)) : 0.0f;
+                job.out.attn[at() + r] = n_seen[r] > 0 ? (float) (over_group(sum, r)/n_seen[r]) : 0.0f;
             }
             if (job.out.attn_last) {
-                job.out.attn_last[at() + r] = (float) (last[r]/gqa);
+                job.out.attn_last[at() + r] = (float) over_group(last, r);
             }
         }
     }

@@ -11,6 +11,7 @@ void ecokv_feature_arrays::resize(const ecokv_seq & seq, const llama_ecokv_confi
     f.n         = seq.n();
     f.n_sink    = config.n_sink;
     f.n_recent  = config.n_recent;
+    f.gqa       = config.gqa;
 
     n_head_kv.clear();
     for (const auto & l : seq.layers) {
@@ -70,7 +71,8 @@ int32_t ecokv_features_compute(const ecokv_feature_job & job, ecokv_feature_stat
 
     const int32_t path = job.seq.store->params.path;
     for (size_t i = 0; i < job.seq.layers.size(); ++i) {
-        const bool use_host = path == LLAMA_ECOKV_PATH_HOST || (path == LLAMA_ECOKV_PATH_AUTO && on_host(job.seq.layers[i]));
+        // ggml has no maximum over a dimension
+        const bool use_host = job.out.gqa == LLAMA_ECOKV_GQA_MAX || path == LLAMA_ECOKV_PATH_HOST || (path == LLAMA_ECOKV_PATH_AUTO && on_host(job.seq.layers[i]));
         (use_host ? host : graph).push_back((int32_t) i);
     }
 

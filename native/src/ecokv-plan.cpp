@@ -18,6 +18,8 @@ llama_ecokv_config llama_ecokv_config_default(void) {
         /*.n_sink            =*/ 4,
         /*.n_recent          =*/ 8,
         /*.kernel            =*/ 5,
+        /*.pooling           =*/ LLAMA_ECOKV_POOL_AVG,
+        /*.gqa               =*/ LLAMA_ECOKV_GQA_MEAN,
         /*.compose           =*/ LLAMA_ECOKV_COMPOSE_OR,
         /*.head_weight       =*/ LLAMA_ECOKV_HEAD_BOTH,
         /*.value_norm        =*/ LLAMA_ECOKV_VALUE_OFF,
@@ -44,6 +46,9 @@ int32_t ecokv_config_check(const llama_ecokv_config & c) {
     if (!in(c.kernel, MAX_KERNEL + 1) || c.kernel % 2 == 0) {
         return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "kernel = %d: an odd number up to %d is needed", c.kernel, MAX_KERNEL);
     }
+    if (!in(c.pooling, 2) || !in(c.gqa, 2)) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "pooling = %d, gqa = %d: one is unknown", c.pooling, c.gqa);
+    }
     if (!in(c.compose, 4) || !in(c.head_weight, 4) || !in(c.value_norm, 3)) {
         return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "compose = %d, head_weight = %d, value_norm = %d: one is unknown", c.compose, c.head_weight, c.value_norm);
     }
@@ -68,6 +73,9 @@ static int32_t features_check(const llama_ecokv_features & f, const llama_ecokv_
     }
     if (info->want_last && !f.attn_last) {
         return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "policy '%s' needs the attention of the last query", info->name);
+    }
+    if ((info->want_attn || info->want_last) && f.gqa != c.gqa) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "features were taken with gqa = %d, not %d", f.gqa, c.gqa);
     }
     if (info->want_geometry && (!f.key_norm || !f.key_cos || !f.key_euc || !f.head_m2)) {
         return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "policy '%s' needs the geometry of the keys", info->name);

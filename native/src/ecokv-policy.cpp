@@ -95,19 +95,21 @@ int32_t llama_ecokv_policy_by_name(const char * name) {
     return LLAMA_ECOKV_ERR_PARAM;
 }
 
-std::vector<double> ecokv_pool_attention(const ecokv_head & head, int32_t kernel) {
+std::vector<double> ecokv_pool_attention(const ecokv_head & head, const llama_ecokv_config & config) {
     const int32_t n = head.n_cand();
-    const int32_t r = kernel/2;
+    const int32_t r = config.kernel/2;
 
     const auto a = ecokv_candidates(head, head.attn);
 
     std::vector<double> res(n);
     for (int32_t i = 0; i < n; ++i) {
         double sum = 0.0;
+        double max = 0.0;
         for (int32_t j = std::max(0, i - r); j <= std::min(n - 1, i + r); ++j) {
             sum += a[j];
+            max = std::max(max, a[j]);
         }
-        res[i] = sum/kernel;
+        res[i] = config.pooling == LLAMA_ECOKV_POOL_MAX ? max : sum/config.kernel;
     }
     return res;
 }

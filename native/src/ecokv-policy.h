@@ -49,8 +49,8 @@ struct ecokv_policy_info {
 // NULL if unknown; the score of `none` is NULL: it keeps everything
 const ecokv_policy_info * ecokv_policy_get(int32_t policy);
 
-// step 1: a_i of the candidates, average-pooled with zero padding, [n_cand]
-std::vector<double> ecokv_pool_attention(const ecokv_head & head, int32_t kernel);
+// step 1: a_i of the candidates, pooled with zero padding, [n_cand]
+std::vector<double> ecokv_pool_attention(const ecokv_head & head, const llama_ecokv_config & config);
 
 // a feature [n] over the candidates, 0 where a row is not finite: [n_cand]
 std::vector<double> ecokv_candidates(const ecokv_head & head, const float * x);

@@ -200,6 +200,9 @@ static int32_t compute_features(const ecokv_seq & seq, llama_ecokv_features & f,
 
 int32_t llama_ecokv_features_get(llama_context * ctx, llama_seq_id seq_id, llama_ecokv_features * features) {
     return with_seq(ctx, seq_id, [&](const ecokv_seq & seq) -> int32_t {
+        if (features->gqa != LLAMA_ECOKV_GQA_MEAN && features->gqa != LLAMA_ECOKV_GQA_MAX) {
+            return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "gqa = %d is unknown", features->gqa);
+        }
         if (features->n_sink < 0 || features->n_recent < 0) {
             return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "n_sink = %d, n_recent = %d: neither can be negative", features->n_sink, features->n_recent);
         }

@@ -216,7 +216,7 @@ struct features {
             v->resize(n_all);
         }
         head_m2.resize((size_t) n_layer*n_head_kv);
-        f = { n_layer, n_head_kv, n, n_sink, n_recent, 0, nullptr,
+        f = { n_layer, n_head_kv, n, n_sink, n_recent, 0, LLAMA_ECOKV_GQA_MEAN, nullptr,
               attn.data(), attn_last.data(), key_norm.data(), key_cos.data(), key_euc.data(), value_norm.data(), head_m2.data() };
     }
 

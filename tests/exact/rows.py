@@ -20,7 +20,9 @@ def dequantised(context: Context, layer: int, *, value: bool) -> np.ndarray:
     return np.ascontiguousarray(flat.transpose(1, 0, 2))
 
 
-def reference_features(context: Context, layer: int, sinks: int, recent: int) -> Features:
+def reference_features(
+    context: Context, layer: int, sinks: int, recent: int, gqa: str = "mean"
+) -> Features:
     info, attn_sinks = inspection.layer_info(context, layer)
     q, positions = inspection.queries(context, layer)
     return features(
@@ -32,5 +34,6 @@ def reference_features(context: Context, layer: int, sinks: int, recent: int) ->
         query_ranks=positions,
         scale=info.kq_scale,
         soft_cap=info.soft_cap,
+        gqa=gqa,
         attn_sinks=attn_sinks if info.has_sinks else None,
     )

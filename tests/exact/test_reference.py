@@ -29,6 +29,9 @@ SWITCHES = [
     EvictionConfig(value_norm="add"),
     EvictionConfig(value_norm="mul", kernel=1),
     EvictionConfig(sinks=0, recent=1),
+    EvictionConfig(pooling="max"),
+    EvictionConfig(gqa="max"),
+    EvictionConfig("tova", gqa="max"),
     EvictionConfig("snapkv", sinks=4, kernel=7),
     EvictionConfig("random", seed=11),
     EvictionConfig("critical", sinks=4, recent=3),
@@ -225,16 +228,19 @@ def filled(
     return fill
 
 
+@pytest.mark.parametrize("gqa", ["mean", "max"])
 @pytest.mark.parametrize(("flash_attn", "types", "tolerance"), CACHES)
 def test_native_features_and_kept_sets_equal_the_reference(
-    filled: Any, flash_attn: bool, types: str, tolerance: float
+    filled: Any, flash_attn: bool, types: str, tolerance: float, gqa: str
 ) -> None:
     context = filled(flash_attn, types)
     n_layer = inspection.shape(context).n_layer
-    config = EvictionConfig()
-    native = inspection.features(context, sinks=config.n_sinks, recent=config.n_recent)
+    config = EvictionConfig(gqa=gqa)
+    native = inspection.features(
+        context, sinks=config.n_sinks, recent=config.n_recent, gqa=config.gqa
+    )
     for layer in range(n_layer):
-        expected = reference_features(context, layer, config.n_sinks, config.n_recent)
+        expected = reference_features(context, layer, config.n_sinks, config.n_recent, gqa)
         for name in inspection.FEATURES:
             np.testing.assert_allclose(
                 native[name][layer],
@@ -250,7 +256,9 @@ def test_native_kept_sets_equal_the_reference_given_the_same_features(
     filled: Any, config: EvictionConfig
 ) -> None:
     context = filled(True, "f16")
-    native = inspection.features(context, sinks=config.n_sinks, recent=config.n_recent)
+    native = inspection.features(
+        context, sinks=config.n_sinks, recent=config.n_recent, gqa=config.gqa
+    )
     for budget in (13, 64, 200, 332, 333):
         kept = inspection.plan(native, config, budget)
         for layer in range(kept.shape[0]):

@@ -12,7 +12,7 @@ from ecokv_local.reference.steps import Config, Head, pool
 
 def score(head: Head, config: Config) -> F64:
     """``[n]``: one score for both selections; the first half lies above everything else."""
-    a = pool(head.attn, config.kernel)
+    a = pool(head.attn, config)
     out = (a + 1e-4) * head.value_norm
     top = max(0.0, float(out.max())) if head.n else 0.0
     order = np.argsort(np.where(head.ok, a, -np.inf), kind="stable")  # ties: the later position

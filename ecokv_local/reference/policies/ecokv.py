@@ -63,4 +63,4 @@ def score_with(x: F64, head: Head, config: Config) -> F64:
 
 def score(head: Head, config: Config) -> F64:
     """Steps 1, 2 and 4 to 7: ``[n]``."""
-    return score_with(pool(head.attn, config.kernel), head, config)
+    return score_with(pool(head.attn, config), head, config)

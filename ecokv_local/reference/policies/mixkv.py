@@ -19,7 +19,7 @@ def _scaled_to(x: F64, ok: Bool, target: float) -> F64:
 
 def score(head: Head, config: Config) -> F64:
     """``[n]``"""
-    a = pool(head.attn, config.kernel)
+    a = pool(head.attn, config)
     level = mean(a, head.ok)
     r = redundancy_cos(head.m2, head.ok)
     important = a + _scaled_to(head.value_norm, head.ok, level)

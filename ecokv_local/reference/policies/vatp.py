@@ -8,4 +8,4 @@ from ecokv_local.reference.steps import Config, Head, pool
 
 def score(head: Head, config: Config) -> F64:
     """``[n]``"""
-    return pool(head.attn, config.kernel) * head.value_norm
+    return pool(head.attn, config) * head.value_norm

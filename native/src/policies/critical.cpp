@@ -10,7 +10,7 @@ void ecokv_score_critical(const ecokv_head & head, const llama_ecokv_config & co
     const int32_t n     = head.n_cand();
     const int32_t first = std::clamp((config.budget - config.n_sink - config.n_recent)/2, 0, n);
 
-    const auto a = ecokv_pool_attention(head, config.kernel);
+    const auto a = ecokv_pool_attention(head, config);
     const auto v = ecokv_candidates(head, head.value_norm);
 
     double top = 0.0;

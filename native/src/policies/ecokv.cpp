@@ -131,5 +131,5 @@ void ecokv_score_with(const ecokv_head & head, const llama_ecokv_config & config
 }
 
 void ecokv_score_ecokv(const ecokv_head & head, const llama_ecokv_config & config, float * score) {
-    ecokv_score_with(head, config, ecokv_pool_attention(head, config.kernel), score);
+    ecokv_score_with(head, config, ecokv_pool_attention(head, config), score);
 }

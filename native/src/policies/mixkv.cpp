@@ -28,7 +28,7 @@ static std::vector<double> scaled_to(const ecokv_head & head, const float * f, d
 }
 
 void ecokv_score_mixkv(const ecokv_head & head, const llama_ecokv_config & config, float * score) {
-    const auto   a    = ecokv_pool_attention(head, config.kernel);
+    const auto   a    = ecokv_pool_attention(head, config);
     const double mean = ecokv_mean(head, a);
     const auto   v    = scaled_to(head, head.value_norm, mean);
     const auto   c    = scaled_to(head, head.key_cos,    mean);
