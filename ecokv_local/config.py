@@ -31,6 +31,8 @@ _SINGLE = (
     PolicyInfo("streaming", "sinks and the most recent tokens", 4, 1),
     PolicyInfo("critical", "half by attention, half by attention times value norm", 0, 8),
     PolicyInfo("vatp", "attention times value norm", 0, 8),
+    PolicyInfo("pyramid", "`snapkv` with budgets that fall from the first layer to the last", 0, 8),
+    PolicyInfo("ada", "`snapkv` with budgets that go to the heads that need them", 0, 8),
     PolicyInfo("random", "seeded noise, the control", 4, 8),
     PolicyInfo("none", "full cache", 0, 1),
 )
@@ -49,6 +51,8 @@ HEAD_WEIGHT = ("both", "cos", "euclid")
 POOLING = ("avg", "max")
 GQA = ("mean", "max")
 VALUE_NORM = ("off", "add", "mul")
+LAYER_BUDGETS = ("even", "pyramid")
+HEAD_BUDGETS = ("even", "ada")
 
 
 def _choice(name: str, value: object, choices: tuple[str, ...] | list[str]) -> None:
@@ -73,6 +77,9 @@ class EvictionConfig:
     ``kernel`` and ``pooling`` say how their attention is smoothed, ``gqa`` how it is taken over the
     query heads of a KV head; ``slack`` the tokens by which the
     cache may grow past the budget while an answer is generated.
+    ``layer_budgets`` and ``head_budgets`` share the budget out unevenly, with any policy: the last
+    layer of a pyramid keeps 1/``beta`` of it, every head of ``ada`` is sure of the share ``floor``.
+    ``shrink`` gives memory back while an answer is generated; the next prompt takes what it needs.
     """
 
     policy: str = "ecokv"
@@ -89,6 +96,11 @@ class EvictionConfig:
     lam: float = 0.5
     seed: int = 0
     slack: int = 64
+    layer_budgets: Literal["even", "pyramid"] = "even"
+    head_budgets: Literal["even", "ada"] = "even"
+    beta: float = 20.0
+    floor: float = 0.2
+    shrink: bool = True
 
     def __post_init__(self) -> None:
         _choice("policy", self.policy, list(POLICIES))
@@ -110,8 +122,13 @@ class EvictionConfig:
             _choice("head_weight", self.head_weight, HEAD_WEIGHT)
         elif not 0 <= self.head_weight <= 1:
             raise UsageError(f"head_weight {self.head_weight}: a number from 0 to 1 is needed")
-        if not 0 <= self.lam <= 1:
-            raise UsageError(f"lam {self.lam}: a number from 0 to 1 is needed")
+        for name in ("lam", "floor"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"{name} {getattr(self, name)}: a number from 0 to 1 is needed")
+        if not 1 <= self.beta <= 2**20:
+            raise UsageError(f"beta {self.beta}: a number from 1 on is needed")
+        _choice("layer_budgets", self.layer_budgets, LAYER_BUDGETS)
+        _choice("head_budgets", self.head_budgets, HEAD_BUDGETS)
         if isinstance(self.budget, Budget) and self.budget.unit == "pairs" and self.enabled:
             self.pairs(0, 1)
 
@@ -124,6 +141,16 @@ class EvictionConfig:
     def n_recent(self) -> int:
         """Last tokens that always stay."""
         return POLICIES[self.policy].recent if self.recent is None else self.recent
+
+    @property
+    def pyramid(self) -> bool:
+        """Whether budgets differ between layers."""
+        return self.layer_budgets == "pyramid" or self.policy.partition("+")[0] == "pyramid"
+
+    @property
+    def ada(self) -> bool:
+        """Whether budgets differ between the heads of a layer."""
+        return self.head_budgets == "ada" or self.policy.partition("+")[0] == "ada"
 
     @property
     def enabled(self) -> bool:
@@ -164,13 +191,17 @@ class EvictionConfig:
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How the next token is drawn. ``temp`` 0 is greedy: the same input gives the same answer."""
+    """How the next token is drawn. ``temp`` 0 is greedy: the same input gives the same answer.
+
+    ``grammar`` in GBNF constrains every answer; its root rule is ``root``.
+    """
 
     temp: float = 0.0
     top_k: int = 40
     top_p: float = 0.95
     min_p: float = 0.05
     seed: int | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.temp <= 100:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,10 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ecokv_local import native
-from ecokv_local.config import COMPOSE, GQA, HEAD_WEIGHT, POOLING, VALUE_NORM, EvictionConfig
+from ecokv_local.config import (
+    COMPOSE,
+    GQA,
+    HEAD_BUDGETS,
+    HEAD_WEIGHT,
+    LAYER_BUDGETS,
+    POOLING,
+    VALUE_NORM,
+    EvictionConfig,
+)
 from ecokv_local.errors import EcokvError, MemoryLimitError, StateError, UsageError
-
-_SEQ = 0
 
 
 class Mark(NamedTuple):
@@ -31,7 +38,10 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class ContextParams:
-    """What a context is made with; the types are numbers of ``ggml_type``."""
+    """What a context is made with; the types are numbers of ``ggml_type``.
+
+    Each of ``n_seq`` sequences gets ``n_cells`` cells of its own.
+    """
 
     n_cells: int
     n_batch: int
@@ -40,11 +50,17 @@ class ContextParams:
     flash_attn: int  # llama_flash_attn_type: -1 auto, 0 off, 1 on
     type_k: int
     type_v: int
+    n_seq: int = 1
 
 
 @dataclass(frozen=True)
 class EvictionResult:
-    """One eviction: rows per layer and KV head before and after, and what it took."""
+    """One eviction: rows of the head that has most, before and after, and what it took.
+
+    Pairs are counted over all ``n_heads`` KV heads of all layers. ``pair_bytes`` are K and V of the
+    pairs that stay, ``hole_bytes`` those of the rows between them that uneven budgets leave unused:
+    memory that is held and not needed.
+    """
 
     n_before: int
     n_after: int
@@ -52,10 +68,25 @@ class EvictionResult:
     n_nonfinite: int
     n_layer_host: int
     n_layer_graph: int
+    n_heads: int
+    n_pairs_before: int
+    n_pairs_after: int
     t_features_ms: float
     t_plan_ms: float
     t_apply_ms: float
     scratch_bytes: int
+    pair_bytes: int
+    hole_bytes: int
+
+    @property
+    def evicted(self) -> bool:
+        """Whether anything went."""
+        return self.n_pairs_after < self.n_pairs_before
+
+    @property
+    def n_evicted(self) -> int:
+        """KV pairs that went, per layer and KV head on average."""
+        return round((self.n_pairs_before - self.n_pairs_after) / max(1, self.n_heads))
 
     @property
     def t_ms(self) -> float:
@@ -80,6 +111,10 @@ def native_config(config: EvictionConfig, pairs: int) -> native.Config:
         lam=config.lam,
         head_weight_fixed=float(config.head_weight) if fixed else 0.5,
         seed=config.seed,
+        layer_budgets=LAYER_BUDGETS.index(config.layer_budgets),
+        head_budgets=HEAD_BUDGETS.index(config.head_budgets),
+        beta=config.beta,
+        floor=config.floor,
     )
 
 
@@ -94,12 +129,18 @@ def _no_context(n_cells: int, detail: str) -> EcokvError:
 
 
 class Context:
-    """One sequence in one llama_context. Owns the native object; ``close`` is idempotent."""
+    """One sequence in one llama_context. Owns the native object; ``close`` is idempotent.
+
+    ``seq`` is the number of the sequence; where there are more of them, see ``parallel_cache``.
+    """
+
+    seq = 0
 
     def __init__(self, model: Any, params: ContextParams, adapters: Sequence[Any] = ()) -> None:
         llama = native.llama
         p = llama.llama_context_default_params()
-        p.n_ctx, p.n_batch, p.n_ubatch = params.n_cells, params.n_batch, params.n_ubatch
+        p.n_ctx, p.n_seq_max = params.n_cells * params.n_seq, params.n_seq
+        p.n_batch, p.n_ubatch, p.kv_unified = params.n_batch, params.n_ubatch, False
         p.n_threads = p.n_threads_batch = params.threads
         p.flash_attn_type = params.flash_attn
         p.type_k, p.type_v = params.type_k, params.type_v
@@ -124,7 +165,7 @@ class Context:
         self.n_position = 0  # where the next token stands
         self.n_tokens = 0  # read so far: an image may take fewer positions
         self._rows = 0
-        self.enabled = False
+        self.enabled = self._shrunk = False
         self._stop = c.c_int32(0)
         callback = llama.ggml_abort_callback(
             c.cast(native.lib.llama_ecokv_stop_requested, c.c_void_p).value
@@ -153,14 +194,22 @@ class Context:
 
     @property
     def n_cells(self) -> int:
-        """Allocated cells."""
-        return int(native.llama.llama_n_ctx(self.ptr))
+        """The most cells that the cache may have: what it was made with."""
+        return int(native.llama.llama_n_ctx_seq(self.ptr))
+
+    @property
+    def n_allocated(self) -> int:
+        """Cells that there are now: fewer after ``shrink``."""
+        shape = native.Shape()
+        if native.lib.llama_ecokv_get_shape(self.ptr, c.byref(shape)) != 0:
+            return self.n_cells
+        return int(shape.n_cells)
 
     @property
     def n_rows(self) -> int:
         """Rows held per layer and KV head."""
         if self.enabled:
-            return native.check(native.lib.llama_ecokv_n_rows(self.ptr, _SEQ))
+            return native.check(native.lib.llama_ecokv_n_rows(self.ptr, self.seq))
         return self._rows
 
     @property
@@ -186,23 +235,31 @@ class Context:
 
     def decode(self, tokens: Sequence[int]) -> None:
         """Append tokens (at most ``n_batch``) at the next position; the last one gets logits."""
-        batch = self._batch
-        batch.n_tokens = len(tokens)
-        for i, token in enumerate(tokens):
-            batch.token[i] = token
-            batch.pos[i] = self.n_position + i
-            batch.n_seq_id[i] = 1
-            batch.seq_id[i][0] = _SEQ
-            batch.logits[i] = i == len(tokens) - 1
+        self.reserve(len(tokens))
+        last = len(tokens) - 1
+        self.decode_batch(
+            (token, self.n_position + i, self.seq, i == last) for i, token in enumerate(tokens)
+        )
+        self.appended(len(tokens), len(tokens))
+
+    def decode_batch(self, entries: Iterable[tuple[int, int, int, bool]]) -> None:
+        """One native decode of (token, position, sequence, whether its logits are wanted), at most
+        ``n_batch``; nothing is booked.
+        """
+        batch, n = self._batch, 0
+        for token, position, seq, logits in entries:
+            batch.token[n], batch.pos[n], batch.logits[n] = token, position, logits
+            batch.n_seq_id[n], batch.seq_id[n][0] = 1, seq
+            n += 1
+        batch.n_tokens = n
         native.log.take()
         status = int(native.llama.llama_decode(self.ptr, batch))
         self.raise_if_stopped(status)
         if status != 0:
             raise EcokvError(
-                f"the model could not read {len(tokens)} tokens at position {self.n_position} "
+                f"the model could not read {n} tokens, the last at position {batch.pos[n - 1]} "
                 f"(status {status}): {native.log.take() or 'no detail'}"
             )
-        self.appended(len(tokens), len(tokens))
 
     def request_stop(self, stop: bool = True) -> None:
         """End the running decode as soon as possible, and every later one; False takes it back."""
@@ -244,10 +301,10 @@ class Context:
             return True
         memory = native.llama.llama_get_memory(self.ptr)
         if self.n_swa > 0:  # window layers reuse the cells of rows that left the window
-            first = int(native.llama.llama_memory_seq_pos_min(memory, _SEQ))
+            first = int(native.llama.llama_memory_seq_pos_min(memory, self.seq))
             if first > max(0, n_position - self.n_swa):
                 return False
-        if not native.llama.llama_memory_seq_rm(memory, _SEQ, n_position, -1):
+        if not native.llama.llama_memory_seq_rm(memory, self.seq, n_position, -1):
             return False
         self.n_position, self._rows, self.n_tokens = mark
         return True
@@ -267,19 +324,66 @@ class Context:
     def disable(self) -> None:
         """Back to the graph of llama.cpp; what was evicted stays evicted."""
         self._rows = self.n_rows
+        self.reserve(self.n_cells - self._rows)  # sizes can change only while eviction is on
         native.check(native.lib.llama_ecokv_disable(self.ptr))
         self.enabled = False
 
     @property
     def lossy(self) -> bool:
         """Whether rows of this sequence were evicted."""
-        return self.enabled and native.check(native.lib.llama_ecokv_is_lossy(self.ptr, _SEQ)) == 1
+        return (
+            self.enabled and native.check(native.lib.llama_ecokv_is_lossy(self.ptr, self.seq)) == 1
+        )
+
+    def resize(self, n_cells: int) -> int:
+        """New buffers for ``n_cells`` cells, rounded up to a multiple of 256, in place of the old
+        ones. Returns the cells.
+
+        Raises UsageError if more are in use, MemoryLimitError if there is no memory: nothing has
+        changed then.
+        """
+        return native.check(native.lib.llama_ecokv_resize(self.ptr, n_cells))
+
+    def reserve(self, n_tokens: int) -> None:
+        """Cells for ``n_tokens`` more, up to ``n_cells``.
+
+        Raises MemoryLimitError if there is no memory: nothing has changed then.
+        """
+        if self._shrunk:
+            need = min(self.n_cells, self.n_rows + n_tokens)
+            if need > self.n_allocated:
+                self._shrunk = self.resize(need) < self.n_cells
+
+    def shrink(self, n_free: int) -> None:
+        """No more cells than for the rows that there are and ``n_free`` tokens."""
+        need = -(-(self.n_rows + n_free) // 256) * 256  # as they are rounded
+        if self.enabled and need < self.n_allocated:
+            self.resize(need)
+            self._shrunk = True
+
+    def hole_bytes(self) -> int:
+        """Bytes of K and V that are held and not needed, because of uneven budgets."""
+        return int(native.lib.llama_ecokv_hole_bytes(self.ptr, self.seq)) if self.enabled else 0
+
+    def kv_bytes(self) -> int:
+        """Bytes that the buffers of K and V of the evictable layers hold."""
+        return int(native.lib.llama_ecokv_kv_bytes(self.ptr))
+
+    def rows_max(self, config: EvictionConfig, pairs: int, n_rows: int) -> int:
+        """The most rows that one head may keep of ``n_rows``, of a budget of ``pairs`` each."""
+        shape = native.Shape()
+        native.check(native.lib.llama_ecokv_get_shape(self.ptr, c.byref(shape)))
+        settings = native_config(config, pairs)
+        plan_max = native.lib.llama_ecokv_plan_max
+        return native.check(plan_max(c.byref(settings), shape.n_layer, shape.n_head_kv, n_rows))
 
     def evict(self, config: EvictionConfig, pairs: int) -> EvictionResult:
-        """Down to ``pairs`` rows per layer and KV head."""
+        """Down to ``pairs`` rows per layer and KV head (on average)."""
         result = native.Result()
         settings = native_config(config, pairs)
-        status = native.lib.llama_ecokv_evict(self.ptr, _SEQ, c.byref(settings), c.byref(result))
+        status = native.lib.llama_ecokv_evict(
+            self.ptr, self.seq, c.byref(settings), c.byref(result)
+        )
         native.check(status)
         return EvictionResult(**result.to_dict())
 

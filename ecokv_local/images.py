@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Union
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import ExifTags, Image
 
 from ecokv_local.errors import ImageError
 
@@ -45,10 +45,13 @@ _ALPHA_MODES = frozenset({"RGBA", "RGBa", "LA", "La", "PA"})
 
 @dataclass(frozen=True)
 class ImageInput:
-    """An image as it was given, and what to call it in messages."""
+    """An image as it was given, what to call it in messages, and how ``load`` is to read it."""
 
     source: ImageSource
     name: str
+    max_pixels: int = MAX_PIXELS
+    allow_truncated: bool = False
+    frame: int = 0
 
     @classmethod
     def of(cls, source: ImageSource | ImageInput) -> ImageInput:
@@ -71,6 +74,16 @@ class ImageInput:
             hint="give a path, the bytes of an image file, or a Pillow image",
         )
 
+    def load(self) -> LoadedImage:
+        """Decode it, with its own settings. Raises ImageError."""
+        return load_image(
+            self.source,
+            name=self.name,
+            max_pixels=self.max_pixels,
+            allow_truncated=self.allow_truncated,
+            frame=self.frame,
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class LoadedImage:
@@ -91,6 +104,7 @@ def load_image(
     name: str | None = None,
     max_pixels: int = MAX_PIXELS,
     allow_truncated: bool = False,
+    frame: int = 0,
 ) -> LoadedImage:
     """Decode an image.
 
@@ -100,6 +114,7 @@ def load_image(
         name: what messages call it; made from ``source`` if not given.
         max_pixels: cap on width x height, checked before decoding.
         allow_truncated: accept a file that ends early; what is missing is black or grey.
+        frame: which one of an animation, from 0; a still has one frame, which serves for any.
 
     Raises:
         ImageError: no such file, not an image, too large, truncated, damaged, or no memory for it.
@@ -110,10 +125,10 @@ def load_image(
         if isinstance(given.source, Image.Image):
             rgb = _pixels(given.source, name, max_pixels, allow_truncated)
         elif isinstance(given.source, bytes):
-            rgb = _from_stream(io.BytesIO(given.source), name, max_pixels, allow_truncated)
+            rgb = _from_stream(io.BytesIO(given.source), name, max_pixels, allow_truncated, frame)
         else:
             with _open_file(Path(given.source), name) as file:
-                rgb = _from_stream(file, name, max_pixels, allow_truncated)
+                rgb = _from_stream(file, name, max_pixels, allow_truncated, frame)
     except ImageError:
         raise
     except MemoryError:
@@ -147,13 +162,73 @@ def _open_file(path: Path, name: str) -> BinaryIO:
 
 
 def _from_stream(
-    file: BinaryIO, name: str, max_pixels: int, allow_truncated: bool
+    file: BinaryIO, name: str, max_pixels: int, allow_truncated: bool, frame: int
 ) -> npt.NDArray[np.uint8]:
+    with _identify(file, _head(file, name), name) as image:
+        if frame:
+            _check_size(image, name, max_pixels)
+            _seek(image, frame, name)
+        return _pixels(image, name, max_pixels, allow_truncated)
+
+
+def _head(file: BinaryIO, name: str) -> bytes:
     head = file.read(32)
     if not head:
         raise ImageError(f"{name}: the file is empty (0 bytes)", hint="copy or download it again")
-    with _identify(file, head, name) as image:
-        return _pixels(image, name, max_pixels, allow_truncated)
+    return head
+
+
+def _seek(image: Image.Image, frame: int, name: str) -> None:
+    count = int(getattr(image, "n_frames", 1))
+    if count == 1:
+        return
+    if frame >= count:
+        raise ImageError(
+            f"{name}: has {count} frames, there is no frame {frame}",
+            hint=f"use --frame 0 to {count - 1}",
+        )
+    image.seek(frame)
+
+
+def probe_image(path: str | Path, *, name: str | None = None) -> dict[str, Any]:
+    """What the header of an image file tells, without decoding it: ``width`` and ``height`` as it
+    is shown, and ``exif``, tags by their names.
+
+    Raises ImageError as ``load_image`` does.
+    """
+    name = str(path) if name is None else name
+    try:
+        with (
+            _open_file(Path(path), name) as file,
+            _identify(file, _head(file, name), name) as image,
+        ):
+            width, height = image.size
+            if _orientation(image) in (5, 6, 7, 8):
+                width, height = height, width
+            return {"width": width, "height": height, "exif": _exif(image)}
+    except ImageError:
+        raise
+    except Exception as error:  # decoders raise anything on damaged files
+        raise ImageError(f"{name}: damaged or unsupported ({_reason(error)})") from error
+
+
+def _exif(image: Image.Image) -> dict[str, Any]:
+    """Tags that are a text or a number. Damaged metadata counts as none."""
+    tags: dict[str, Any] = {}
+    try:
+        exif = image.getexif()
+        for number, value in (*exif.items(), *exif.get_ifd(ExifTags.IFD.Exif).items()):
+            tag = ExifTags.TAGS.get(number)
+            if tag is None:
+                continue
+            if isinstance(value, str):
+                tags[tag] = value.split("\0")[0].strip()
+            elif not isinstance(value, (bytes, tuple, dict)):
+                number_value = float(value)
+                tags[tag] = int(number_value) if number_value.is_integer() else number_value
+    except Exception:  # metadata must not cost the picture
+        return tags
+    return tags
 
 
 def _identify(file: BinaryIO, head: bytes, name: str) -> Image.Image:
@@ -233,17 +308,22 @@ def _check_size(image: Image.Image, name: str, max_pixels: int) -> None:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Apply the orientation tag (1-8). A damaged tag counts as none."""
-    try:
-        method = _TRANSPOSE.get(image.getexif().get(_ORIENTATION_TAG, 1))
-    except Exception:  # metadata must not cost the picture
-        return image
+    """Apply the orientation tag (1-8)."""
+    method = _TRANSPOSE.get(_orientation(image))
     if method is None:
         return image
     turned = image.transpose(method)
     if "transparency" in image.info:
         turned.info["transparency"] = image.info["transparency"]
     return turned
+
+
+def _orientation(image: Image.Image) -> int:
+    """The orientation tag, 1 without one. A damaged tag counts as none."""
+    try:
+        return int(image.getexif().get(_ORIENTATION_TAG, 1))
+    except Exception:  # metadata must not cost the picture
+        return 1
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

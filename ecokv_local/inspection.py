@@ -32,12 +32,14 @@ def shape(context: Context) -> native.Shape:
 
 def features(context: Context, *, sinks: int, recent: int, gqa: str = "mean") -> dict[str, Any]:
     """Native features: each of ``FEATURES`` as ``[n_layer, n_kv_heads, n_rows]``, ``head_m2``
-    ``[n_layer, n_kv_heads]``, and ``layer_n_head_kv`` ``[n_layer]``, the heads a layer really has.
+    ``[n_layer, n_kv_heads]``, ``head_first`` ``[n_layer, n_kv_heads]``, the first row that a head
+    has, and ``layer_n_head_kv`` ``[n_layer]``, the heads a layer really has.
     """
     sizes = shape(context)
     heads = (sizes.n_layer, sizes.n_head_kv)
     arrays = {name: np.zeros((*heads, context.n_rows), np.float32) for name in FEATURES}
     arrays["head_m2"] = np.zeros(heads, np.float32)
+    arrays["head_first"] = np.zeros(heads, np.int32)
     native.check(
         native.lib.llama_ecokv_features_get(
             context.ptr, _SEQ, c.byref(_struct(arrays, sinks, recent, gqa))
@@ -50,12 +52,9 @@ def features(context: Context, *, sinks: int, recent: int, gqa: str = "mean") ->
 def _struct(arrays: dict[str, Any], sinks: int, recent: int, gqa: str) -> native.Features:
     n_layer, n_head_kv, n = arrays["attn"].shape
     pointers: dict[str, Any] = {
-        name: _pointer(array, native.FloatP)
+        name: _pointer(array, native.IntP if array.dtype == np.int32 else native.FloatP)
         for name, array in arrays.items()
-        if name != "layer_n_head_kv"
     }
-    if "layer_n_head_kv" in arrays:  # layers may have fewer heads than the arrays have room for
-        pointers["layer_n_head_kv"] = _pointer(arrays["layer_n_head_kv"], native.IntP)
     return native.Features(
         n_layer=n_layer,
         n_head_kv=n_head_kv,
@@ -68,15 +67,29 @@ def _struct(arrays: dict[str, Any], sinks: int, recent: int, gqa: str) -> native
 
 
 def plan(arrays: dict[str, Any], config: EvictionConfig, pairs: int) -> I32:
-    """Ranks that stay, ``[n_layer, n_kv_heads, min(n_rows, pairs)]``; pure."""
+    """Ranks that stay, ``[n_layer, n_kv_heads, n_keep]``, -1 before those of heads that keep fewer;
+    pure."""
     struct = _struct(arrays, config.n_sinks, config.n_recent, config.gqa)
-    n_keep = struct.n if config.policy == "none" else min(struct.n, pairs)
-    keep = np.zeros((struct.n_layer, struct.n_head_kv, n_keep), np.int32)
     settings = native_config(config, pairs)
-    native.check(
+    heads = (struct.n_layer, struct.n_head_kv)
+    most = native.check(native.lib.llama_ecokv_plan_max(c.byref(settings), *heads, struct.n))
+    keep = np.zeros(heads[0] * heads[1] * most, np.int32)
+    n_keep = native.check(
         native.lib.llama_ecokv_plan(c.byref(struct), c.byref(settings), _pointer(keep, native.IntP))
     )
-    return keep
+    return keep[: heads[0] * heads[1] * n_keep].reshape(*heads, n_keep)
+
+
+def layer_budgets(config: EvictionConfig, pairs: int, n_layer: int, n_rows: int) -> I32:
+    """KV pairs per head (on average) of every layer, ``[n_layer]``; pure."""
+    settings = native_config(config, pairs)
+    result = np.zeros(n_layer, np.int32)
+    native.check(
+        native.lib.llama_ecokv_layer_budgets(
+            c.byref(settings), n_layer, n_rows, _pointer(result, native.IntP)
+        )
+    )
+    return result
 
 
 def scores(arrays: dict[str, Any], config: EvictionConfig, pairs: int, layer: int) -> F32:
@@ -98,22 +111,22 @@ def scores(arrays: dict[str, Any], config: EvictionConfig, pairs: int, layer: in
 
 
 def choose(context: Context, config: EvictionConfig, pairs: int) -> I32:
-    """Ranks that an eviction to ``pairs`` would keep, ``[n_layer, n_kv_heads, n_keep]``; changes
-    nothing."""
+    """Ranks that an eviction to ``pairs`` would keep, ``[n_layer, n_kv_heads, n_keep]``, -1 before
+    those of heads that keep fewer; changes nothing."""
     sizes = shape(context)
-    n_keep = context.n_rows if config.policy == "none" else min(context.n_rows, pairs)
-    keep = np.zeros((sizes.n_layer, sizes.n_head_kv, n_keep), np.int32)
+    heads = (sizes.n_layer, sizes.n_head_kv)
+    keep = np.zeros(heads[0] * heads[1] * context.n_rows, np.int32)
     settings = native_config(config, pairs)
-    native.check(
+    n_keep = native.check(
         native.lib.llama_ecokv_choose(
             context.ptr, _SEQ, c.byref(settings), _pointer(keep, native.IntP), None
         )
     )
-    return keep
+    return keep[: heads[0] * heads[1] * n_keep].reshape(*heads, n_keep)
 
 
 def apply(context: Context, keep: I32) -> None:
-    """Evict everything but ``keep`` ``[n_layer, n_kv_heads, n_keep]``, ranks ascending."""
+    """Evict all but ``keep`` ``[n_layer, n_kv_heads, n_keep]``: ranks ascending, -1 first."""
     keep = np.ascontiguousarray(keep, np.int32)
     native.check(
         native.lib.llama_ecokv_apply(context.ptr, _SEQ, _pointer(keep, native.IntP), keep.shape[-1])
@@ -169,7 +182,7 @@ def positions(context: Context) -> I32:
 
 
 def kept(context: Context) -> I32:
-    """True position of every row, ``[n_layer, n_kv_heads, n_rows]``."""
+    """True position of every row, ``[n_layer, n_kv_heads, n_rows]``; -1 where a head has none."""
     sizes = shape(context)
     result = np.zeros((sizes.n_layer, sizes.n_head_kv, context.n_rows), np.int32)
     native.check(native.lib.llama_ecokv_get_kept(context.ptr, _SEQ, _pointer(result, native.IntP)))

@@ -25,7 +25,7 @@ from ecokv_local.errors import (
     UsageError,
 )
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 _REBUILD = "reinstall the package: pip install --force-reinstall --no-deps ecokv-local"
 
@@ -103,6 +103,9 @@ class Config(_Struct):
         ("lam", c.c_float),
         ("head_weight_fixed", c.c_float),
         ("seed", c.c_uint32),
+        *_ints("layer_budgets head_budgets"),
+        ("beta", c.c_float),
+        ("floor", c.c_float),
     ]
 
 
@@ -134,6 +137,7 @@ class Features(_Struct):
                 "head_m2",
             ]
         ],
+        ("head_first", IntP),
     ]
 
 
@@ -141,11 +145,15 @@ class Result(_Struct):
     """``llama_ecokv_result``"""
 
     _fields_ = [
-        *_ints("n_before n_after n_query n_nonfinite n_layer_host n_layer_graph"),
+        *_ints("n_before n_after n_query n_nonfinite n_layer_host n_layer_graph n_heads"),
+        ("n_pairs_before", c.c_int64),
+        ("n_pairs_after", c.c_int64),
         ("t_features_ms", c.c_double),
         ("t_plan_ms", c.c_double),
         ("t_apply_ms", c.c_double),
         ("scratch_bytes", c.c_int64),
+        ("pair_bytes", c.c_int64),
+        ("hole_bytes", c.c_int64),
     ]
 
 
@@ -188,11 +196,16 @@ def _declare() -> None:
         "get_shape": (i32, [ctx, c.POINTER(Shape)]),
         "get_counters": (i32, [ctx, c.POINTER(Counters), i32]),
         "ring_bytes": (i64, [ctx]),
+        "resize": (i32, [ctx, i32]),
+        "kv_bytes": (i64, [ctx]),
+        "hole_bytes": (i64, [ctx, seq]),
         "n_rows": (i32, [ctx, seq]),
         "n_query": (i32, [ctx, seq]),
         "is_lossy": (i32, [ctx, seq]),
         "safe_pos": (i32, [ctx, seq]),
         "features_get": (i32, [ctx, seq, c.POINTER(Features)]),
+        "plan_max": (i32, [c.POINTER(Config), i32, i32, i32]),
+        "layer_budgets": (i32, [c.POINTER(Config), i32, i32, IntP]),
         "plan": (i32, [c.POINTER(Features), c.POINTER(Config), IntP]),
         "scores": (i32, [c.POINTER(Features), c.POINTER(Config), i32, i32, FloatP]),
         "choose": (i32, [ctx, seq, c.POINTER(Config), IntP, c.POINTER(Result)]),

@@ -13,7 +13,7 @@ from ecokv_local.context import Mark
 from ecokv_local.errors import ImageError, StateError, UsageError
 from ecokv_local.images import ImageInput
 from ecokv_local.messages import Message
-from ecokv_local.prompt import MEDIA_MARKER, ChatTemplate
+from ecokv_local.prompt import MEDIA_MARKER
 from ecokv_local.turn import Turn
 
 if TYPE_CHECKING:
@@ -53,17 +53,11 @@ class Session:
         sampling: SamplingConfig,
         n_ctx: int | None,
     ) -> None:
-        _check_text("the system prompt", system or "")
+        check_text("the system prompt", system or "")
         self.engine = engine
         self.messages: list[Message] = []
         self.system, self.eviction, self.sampling = system, eviction, sampling
-        meta = engine.meta
-        self._template = ChatTemplate(
-            meta.chat_template,
-            name=engine.model_path.name,
-            bos_token=engine.vocab.text_of("bos"),
-            eos_token=engine.vocab.text_of("eos"),
-        )
+        self._template = engine.chat_template()
         self._context: Context | None = engine.context(n_ctx)
         self._sampler: Sampler | None = None
         self._read = Read()
@@ -119,10 +113,9 @@ class Session:
                 self._forget("the cache kept no queries to choose by")
             context.enable(self.eviction.window)
         elif not self.eviction.enabled and context.enabled:
-            lossy = context.lossy
-            context.disable()
-            if lossy:  # nothing guards the evicted rows any more
+            if context.lossy:  # nothing will guard the evicted rows any more
                 self._forget("what was evicted before is needed without a budget")
+            context.disable()
 
     def _forget(self, reason: str = "") -> None:
         """Empty the cache: the next turn reads the whole conversation, and says why."""
@@ -151,7 +144,7 @@ class Session:
             self.sampling = sampling
             self._close_sampler()
         if system is not None:
-            _check_text("the system prompt", system)
+            check_text("the system prompt", system)
             self.system = system or None
 
     def _idle(self) -> None:
@@ -170,14 +163,7 @@ class Session:
         iterator, ends the answer and keeps the turn.
         """
         self._begin(max_tokens)
-        _check_text("the prompt", text)
-        message = Message("user", text, tuple(ImageInput.of(image) for image in images))
-        if message.images and not self.engine.has_vision:
-            raise ImageError(
-                f"{message.images[0].name}: this model has no projector, it cannot see images",
-                hint="give the model's mmproj file with --mmproj",
-            )
-        return self._run(message, max_tokens)
+        return self._run(user_message(self.engine, text, images), max_tokens)
 
     def answer(
         self, text: str, images: Sequence[Any] = (), *, max_tokens: int | None = None
@@ -193,8 +179,7 @@ class Session:
 
     def _begin(self, max_tokens: int | None) -> None:
         self._idle()
-        if max_tokens is not None and max_tokens < 0:
-            raise UsageError(f"max_tokens {max_tokens}: a number from 0 on is needed")
+        check_max_tokens(max_tokens)
         self._stop = False  # a stop from here on counts, also before the first event
         self.context.request_stop(False)
 
@@ -232,7 +217,7 @@ class Session:
 
     def _turn(self, message: Message, max_tokens: int | None) -> Iterator[Event]:
         conversation = [*self.messages, message]
-        rendered = self._template.render(self._with_system(conversation))
+        rendered = self._template.render(with_system(self.system, conversation))
         images = [image for m in conversation for image in m.images]
         self._see(bool(images))
         if not rendered.text.startswith(self._read.text):
@@ -285,9 +270,6 @@ class Session:
         else:
             self._forget(_CANNOT_REWIND)
 
-    def _with_system(self, conversation: list[Message]) -> list[Message]:
-        return [Message("system", self.system), *conversation] if self.system else conversation
-
     def sampler(self) -> Sampler:
         """The sampler of this session, made with the first token."""
         if self._sampler is None:
@@ -320,7 +302,7 @@ class Session:
             )
         pairs = config.pairs(self.context.n_tokens, max(1, self.context.bytes_per_row()))
         result = self.context.evict(config, pairs)
-        self._n_evictions += result.n_after < result.n_before
+        self._n_evictions += result.evicted
         return result
 
     def stats(self) -> dict[str, Any]:
@@ -331,10 +313,12 @@ class Session:
             "n_position": self.n_position,
             "n_rows": self.n_rows,
             "n_cells": self.n_cells,
+            "n_cells_allocated": context.n_allocated,
             "flash_attn": "on" if context.flash_attn else "off",
             "cache_types": f"{self.engine.cache_type_k}/{self.engine.cache_type_v}",
             "kv_bytes": per_row * self.n_rows,
-            "kv_bytes_allocated": per_row * self.n_cells,
+            "kv_bytes_holes": context.hole_bytes(),
+            "kv_bytes_allocated": context.kv_bytes() if per_row else 0,
             "n_evictions": self._n_evictions,
             "budget": str(self.eviction.budget) if self.eviction.enabled else None,
             "policy": self.eviction.policy if self.eviction.enabled else "none",
@@ -354,7 +338,28 @@ class Session:
             self._context = None
 
 
-def _check_text(what: str, text: str) -> None:
+def user_message(engine: Engine, text: str, images: Sequence[Any]) -> Message:
+    """What a user says. Raises UsageError for text that is none and ImageError for images that the
+    engine cannot take.
+    """
+    check_text("the prompt", text)
+    message = Message("user", text, tuple(ImageInput.of(image) for image in images))
+    if message.images and not engine.has_vision:
+        raise ImageError(
+            f"{message.images[0].name}: this model has no projector, it cannot see images",
+            hint="give the model's mmproj file with --mmproj",
+        )
+    return message
+
+
+def check_max_tokens(max_tokens: int | None) -> None:
+    """Raises UsageError below zero."""
+    if max_tokens is not None and max_tokens < 0:
+        raise UsageError(f"max_tokens {max_tokens}: a number from 0 on is needed")
+
+
+def check_text(what: str, text: str) -> None:
+    """Raises UsageError for text that cannot be encoded."""
     try:
         text.encode()
     except (
@@ -364,6 +369,11 @@ def _check_text(what: str, text: str) -> None:
             f"{what} holds {text[error.start]!r} at {error.start}, which is not a character",
             hint="give the text in UTF-8",
         ) from None
+
+
+def with_system(system: str | None, conversation: list[Message]) -> list[Message]:
+    """A conversation with its system prompt, if there is one."""
+    return [Message("system", system), *conversation] if system else conversation
 
 
 def _last(events: Iterator[Event]) -> Answer:

@@ -5,29 +5,82 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ecokv_local.answer import Answer, Event, FinishReason
 from ecokv_local.context import Stopped
 from ecokv_local.errors import ContextFullError, UsageError
-from ecokv_local.images import ImageInput, load_image
 from ecokv_local.prompt import MEDIA_MARKER
 from ecokv_local.utf8 import Utf8Decoder
 
 if TYPE_CHECKING:
+    from ecokv_local.config import EvictionConfig
+    from ecokv_local.context import Context
+    from ecokv_local.engine import Engine
+    from ecokv_local.images import ImageInput, LoadedImage
     from ecokv_local.projector import Chunk
-    from ecokv_local.session import Session
+    from ecokv_local.sampling import Sampler
+
+
+class Host(Protocol):
+    """What a turn is run for: a session, or a place in a parallel batch."""
+
+    engine: Engine
+    eviction: EvictionConfig
+
+    @property
+    def context(self) -> Context: ...
+
+    @property
+    def stopping(self) -> bool: ...
+
+    def sampler(self) -> Sampler: ...
+
+
+class Readable(Protocol):
+    """An image of a prompt."""
+
+    @property
+    def name(self) -> str: ...
+
+    def load(self) -> LoadedImage: ...
+
+
+def prompt_chunks(
+    engine: Engine, prompt: str, images: Sequence[Readable], *, fresh: bool
+) -> AbstractContextManager[list[Chunk]]:
+    """A prompt, whose media markers stand for ``images``, as what the model reads; ``fresh`` where
+    it begins a text. Raises ImageError.
+    """
+    bos = engine.vocab.text_of("bos")
+    add_special = fresh and not (engine.vocab.adds_bos and bos and prompt.startswith(bos))
+    if not images or engine.projector is None:
+        from ecokv_local.projector import Chunk
+
+        tokens = tuple(engine.vocab.tokenize(prompt, add_special=add_special))
+        return nullcontext([Chunk(tokens, len(tokens), len(tokens))])
+    loaded = [image.load() for image in images]
+    return engine.projector.chunks(prompt.split(MEDIA_MARKER), loaded, add_special=add_special)
 
 
 class Turn:
-    """State and figures of one turn of a session."""
+    """State and figures of one turn."""
 
     def __init__(
-        self, session: Session, max_tokens: int | None, warnings: list[str], *, again: bool = False
+        self,
+        host: Host,
+        max_tokens: int | None,
+        warnings: list[str],
+        *,
+        again: bool = False,
+        n_shared: int = 0,
     ) -> None:
-        """``again``: earlier turns are read once more, because the cache lost them."""
-        self._session = session
-        self._context = session.context
+        """``again``: earlier turns are read once more, because the cache lost them. ``n_shared``
+        tokens of the prompt were put into the cache without being read.
+        """
+        self._session = host
+        self._context = host.context
+        self._decoder = Utf8Decoder()
         self._max_tokens = max_tokens
         self.warnings = warnings
         self.text = ""  # of the answer
@@ -40,43 +93,37 @@ class Turn:
         self._rows_peak = self._context.n_rows
         self._ms = {"encode": 0.0, "prefill": 0.0, "evict": 0.0, "decode": 0.0}
         self._budget: int | None = None
-        self._again, self._in_parts = again, False
+        self._rows_left = 0  # by the last eviction: uneven budgets leave more rows than the budget
+        self._again, self._in_parts, self._n_shared = again, False, n_shared
 
     def run(self, prompt: str, images: Sequence[ImageInput]) -> Iterator[Event]:
         """Read ``prompt``, whose media markers stand for ``images``, and generate an answer."""
-        with self._chunks(prompt, images) as chunks:
-            self._n_prompt = sum(chunk.n_tokens for chunk in chunks)
-            self._n_image_tokens = sum(c.n_tokens for c in chunks if c.is_image)
-            self._check_units(chunks)
-            self._resolve_budget()
-            self._make_room(max((c.n_tokens for c in chunks if c.is_image), default=1))
-            try:
-                yield from self._prefill(chunks)
-            except Stopped:
-                return
-        if self._session.stopping:
+        fresh = self._context.n_position == 0
+        with prompt_chunks(self._session.engine, prompt, images, fresh=fresh) as chunks:
+            yield from self.read(chunks)
+        if not self.prompt_read:
             return
-        self.prompt_read = True
-        self._evict_above(0)
+        if self.n_evictions and self._session.eviction.shrink:
+            self._context.shrink(self._session.eviction.slack + 1)
         yield from self._generate()
 
     # ---- reading
 
-    def _chunks(
-        self, prompt: str, images: Sequence[ImageInput]
-    ) -> AbstractContextManager[list[Chunk]]:
-        engine = self._session.engine
-        bos = engine.vocab.text_of("bos")
-        fresh = self._context.n_position == 0
-        add_special = fresh and not (engine.vocab.adds_bos and bos and prompt.startswith(bos))
-        if not images or engine.projector is None:
-            from ecokv_local.projector import Chunk
-
-            tokens = tuple(engine.vocab.tokenize(prompt, add_special=add_special))
-            return nullcontext([Chunk(tokens, len(tokens), len(tokens))])
-        loaded = [load_image(image.source, name=image.name) for image in images]
-        pieces = prompt.split(MEDIA_MARKER)
-        return engine.projector.chunks(pieces, loaded, add_special=add_special)
+    def read(self, chunks: Sequence[Chunk]) -> Iterator[Event]:
+        """Read a prompt and evict to the budget; ``prompt_read`` tells whether it got that far."""
+        self._n_prompt = sum(chunk.n_tokens for chunk in chunks)
+        self._n_image_tokens = sum(c.n_tokens for c in chunks if c.is_image)
+        self._check_units(chunks)
+        self._resolve_budget()
+        self._make_room(max((c.n_tokens for c in chunks if c.is_image), default=1))
+        try:
+            yield from self._prefill(chunks)
+        except Stopped:
+            return
+        if self._session.stopping:
+            return
+        self.prompt_read = True
+        self._evict_above(0)
 
     def _resolve_budget(self) -> None:
         eviction = self._session.eviction
@@ -120,14 +167,16 @@ class Turn:
             )
         held = context.n_rows
         if self._budget is not None and held + need > context.n_cells:
-            held = min(held, self._budget)
+            held = self._most_left(held)
         if held + need > context.n_cells:
-            if self._again and self._budget and self._budget + largest + 1 <= context.n_cells:
+            left = self._most_left(context.n_cells)
+            if self._again and self._budget and left + largest + 1 <= context.n_cells:
                 self._in_parts = True
                 self.warnings.append(
                     f"the conversation ({need - 1} tokens) is longer than the cache of "
                     f"{context.n_cells} cells: it was read in parts, each evicted to the budget"
                 )
+                context.reserve(context.n_cells - context.n_rows)
                 return
             budget = "" if self._budget is None else f" (budget {self._budget})"
             raise ContextFullError(
@@ -138,6 +187,7 @@ class Turn:
             )
         if held < context.n_rows and self._budget is not None:
             self._evict(self._budget)
+        context.reserve(need)  # before anything is read, once for all parts
 
     def _prefill(self, chunks: Sequence[Chunk]) -> Iterator[Event]:
         images = sum(chunk.is_image for chunk in chunks)
@@ -161,7 +211,7 @@ class Turn:
     def _read_text(self, tokens: Sequence[int]) -> Iterator[Event]:
         start, step = 0, self._context.n_ubatch
         if self._in_parts and self._budget is not None:
-            step = min(step, self._context.n_cells - self._budget - 1)
+            step = min(step, self._context.n_cells - self._most_left(self._context.n_cells) - 1)
         while start < len(tokens):
             if self._session.stopping:
                 return
@@ -180,8 +230,9 @@ class Turn:
         clock = perf_counter()
         result = self._context.evict(self._session.eviction, pairs)
         self._ms["evict"] += (perf_counter() - clock) * 1e3
-        self._n_evicted += result.n_before - result.n_after
-        self.n_evictions += result.n_after < result.n_before
+        self._n_evicted += result.n_evicted
+        self._rows_left = result.n_after
+        self.n_evictions += result.evicted
         if result.n_nonfinite:
             self.warnings.append(f"{result.n_nonfinite} KV pairs held NaN or Inf and were left out")
 
@@ -192,46 +243,77 @@ class Turn:
             self._evict_above(0)
 
     def _evict_above(self, slack: int) -> None:
-        if self._budget is not None and self._context.n_rows > self._budget + slack:
+        if self._budget is None:
+            return
+        if self._context.n_rows > max(self._budget, self._rows_left) + slack:
             self._evict(self._budget)
+
+    def _most_left(self, n_rows: int) -> int:
+        """The most rows that an eviction can leave of ``n_rows``."""
+        if self._budget is None:
+            return n_rows
+        return self._context.rows_max(self._session.eviction, self._budget, n_rows)
 
     # ---- generation
 
     def _generate(self) -> Iterator[Event]:
-        session, context, vocab = self._session, self._context, self._session.engine.vocab
-        decoder = Utf8Decoder()
-        limit = session.engine.n_ctx_train
-        while True:
-            if session.stopping:
-                break
-            if self._max_tokens is not None and self._n_generated >= self._max_tokens:
-                self.finish = "length"
-                break
+        while (token := self.draw()) is not None:
             clock = perf_counter()
-            token = session.sampler().next(context.ptr)
-            if vocab.ends(token):
-                self.finish = "stop"
-                break
-            if self._full(limit):
-                break
-            piece = decoder.feed(vocab.piece(token))
             try:
-                context.decode([token])
+                self._context.decode([token])
             except Stopped:
                 break
-            self._n_generated += 1
-            self._ms["decode"] += (perf_counter() - clock) * 1e3
-            self._rows_peak = max(self._rows_peak, context.n_rows)
-            self.text += piece
-            self.text_read = self.text
+            piece = self.accept(token, perf_counter() - clock)
             if piece:
                 yield Event("text", piece)
-            self._evict_above(session.eviction.slack)
-        rest = decoder.flush()
-        self.text += rest
-        self.text_read = self.text
+            self.settle()
+        rest = self.end()
         if rest:
             yield Event("text", rest)
+
+    def draw(self, output: int = -1) -> int | None:
+        """The next token, from an output of the last decode (-1: the last one). None where the
+        answer ends: ``finish`` says why.
+        """
+        session = self._session
+        if session.stopping:
+            return None
+        if self._max_tokens is not None and self._n_generated >= self._max_tokens:
+            self.finish = "length"
+            return None
+        clock = perf_counter()
+        sampler = session.sampler()
+        if self._n_generated == 0:
+            sampler.restart()
+        token = sampler.next(self._context.ptr, output)
+        if session.engine.vocab.ends(token):
+            self.finish = "stop"
+            return None
+        if self._full(session.engine.n_ctx_train):
+            return None
+        self._ms["decode"] += (perf_counter() - clock) * 1e3
+        return token
+
+    def accept(self, token: int, seconds: float) -> str:
+        """Book a token that was decoded; the text that it completes."""
+        piece = self._decoder.feed(self._session.engine.vocab.piece(token))
+        self._n_generated += 1
+        self._ms["decode"] += seconds * 1e3
+        self._rows_peak = max(self._rows_peak, self._context.n_rows)
+        self.text += piece
+        self.text_read = self.text
+        return piece
+
+    def settle(self) -> None:
+        """Evict where the answer has grown past the budget and its slack."""
+        self._evict_above(self._session.eviction.slack)
+
+    def end(self) -> str:
+        """What is left of the text."""
+        rest = self._decoder.flush()
+        self.text += rest
+        self.text_read = self.text
+        return rest
 
     def _full(self, limit: int) -> bool:
         """No room for another token: the answer ends, and says so."""
@@ -273,7 +355,7 @@ class Turn:
             mmproj=str(session.engine.mmproj_path) if session.engine.mmproj_path else None,
             budget=str(eviction.budget) if eviction.enabled else None,
             policy=eviction.policy if eviction.enabled else "none",
-            n_prompt=self._n_prompt,
+            n_prompt=self._n_prompt + self._n_shared,
             n_image_tokens=self._n_image_tokens,
             n_kept=context.n_rows,
             n_evicted=self._n_evicted,

@@ -5,6 +5,8 @@
 // words used here:
 //   cell      a slot of the KV cache; rows of K and V of every layer live in it
 //   rank      index of a row of a sequence in cell order, 0 .. n - 1 (what features, plans and kept sets speak in)
+//   hole      a rank that a head does not have: heads may keep different numbers of pairs, but share the cells. The ranks
+//             of a head are right-aligned, so that holes come first, and the newest tokens are at the same rank everywhere
 //   position  where a token stands in the text; positions only ever grow, and are never rewritten by an eviction
 //
 // life of an eviction, always between two calls of llama_decode:
@@ -19,7 +21,7 @@
 extern "C" {
 #endif
 
-#define LLAMA_ECOKV_ABI_VERSION 2
+#define LLAMA_ECOKV_ABI_VERSION 3
 
 enum llama_ecokv_status {
     LLAMA_ECOKV_OK              =  0,
@@ -48,6 +50,8 @@ enum llama_ecokv_policy {
     LLAMA_ECOKV_POLICY_TOVA      = 9,
     LLAMA_ECOKV_POLICY_CRITICAL  = 10,
     LLAMA_ECOKV_POLICY_VATP      = 11,
+    LLAMA_ECOKV_POLICY_PYRAMID   = 12, // snapkv with LLAMA_ECOKV_LAYERS_PYRAMID
+    LLAMA_ECOKV_POLICY_ADA       = 13, // snapkv with LLAMA_ECOKV_HEADS_ADA
     LLAMA_ECOKV_POLICY_COUNT
 };
 
@@ -59,6 +63,10 @@ enum llama_ecokv_head_weight { LLAMA_ECOKV_HEAD_BOTH,  LLAMA_ECOKV_HEAD_COS,    
 enum llama_ecokv_value_norm  { LLAMA_ECOKV_VALUE_OFF,  LLAMA_ECOKV_VALUE_ADD,   LLAMA_ECOKV_VALUE_MUL };
 enum llama_ecokv_pooling     { LLAMA_ECOKV_POOL_AVG,   LLAMA_ECOKV_POOL_MAX };
 enum llama_ecokv_gqa         { LLAMA_ECOKV_GQA_MEAN,   LLAMA_ECOKV_GQA_MAX };
+
+// how the budget is shared out between layers, and between the KV heads of a layer; the total is always the same
+enum llama_ecokv_layer_budgets { LLAMA_ECOKV_LAYERS_EVEN, LLAMA_ECOKV_LAYERS_PYRAMID };
+enum llama_ecokv_head_budgets  { LLAMA_ECOKV_HEADS_EVEN,  LLAMA_ECOKV_HEADS_ADA };
 
 // where features and rows are worked on; AUTO takes HOST wherever the cache lies in host memory
 enum llama_ecokv_path { LLAMA_ECOKV_PATH_AUTO, LLAMA_ECOKV_PATH_HOST, LLAMA_ECOKV_PATH_GRAPH };
@@ -73,7 +81,7 @@ struct llama_ecokv_params {
 // of one eviction
 struct llama_ecokv_config {
     int32_t  policy;            // enum llama_ecokv_policy, LLAMA_ECOKV_PLUS_ECOKV may be added
-    int32_t  budget;            // KV pairs per layer and KV head, sinks and recents included
+    int32_t  budget;            // KV pairs per layer and KV head (on average), sinks and recents included
     int32_t  n_sink;            // first tokens that always stay
     int32_t  n_recent;          // last tokens that always stay, at least 1
     int32_t  kernel;            // width of the pooling of the attention, odd
@@ -85,6 +93,10 @@ struct llama_ecokv_config {
     float    lambda;            // share of the Euclidean distance in the diversity, 0 .. 1
     float    head_weight_fixed; // with LLAMA_ECOKV_HEAD_FIXED, 0 .. 1
     uint32_t seed;              // with LLAMA_ECOKV_POLICY_RANDOM; llama_ecokv_evict adds the evictions of the sequence so far
+    int32_t  layer_budgets;     // enum llama_ecokv_layer_budgets
+    int32_t  head_budgets;      // enum llama_ecokv_head_budgets
+    float    beta;              // with LLAMA_ECOKV_LAYERS_PYRAMID: the last layer keeps 1/beta of the budget, at least 1
+    float    floor;             // with LLAMA_ECOKV_HEADS_ADA: share of the budget that every head is sure of, 0 .. 1
 };
 
 // sizes of the evictable part of the cache (with sliding-window models: the full-attention layers)
@@ -117,19 +129,26 @@ struct llama_ecokv_features {
     float * key_euc;    // e_i = |k_i - mu|
     float * value_norm; // |v_i|
     float * head_m2;    // |m|^2, [n_layer][n_head_kv]
+
+    int32_t * head_first; // [n_layer][n_head_kv] first rank that is no hole, NULL: 0 everywhere. features of holes mean nothing
 };
 
 struct llama_ecokv_result {
-    int32_t n_before;      // rows per layer and KV head before
+    int32_t n_before;      // rows (of the head that has most) before
     int32_t n_after;       // and after
     int32_t n_query;       // window queries that voted (0: the policy does not ask for any)
     int32_t n_nonfinite;   // (layer, head, row) triples left out for NaN or Inf
     int32_t n_layer_host;  // layers whose features came from the host path
     int32_t n_layer_graph; // layers whose features came from the graph path
+    int32_t n_heads;       // KV heads of all evictable layers together
+    int64_t n_pairs_before; // KV pairs of all of them: rows without holes
+    int64_t n_pairs_after;
     double  t_features_ms;
     double  t_plan_ms;
     double  t_apply_ms;
     int64_t scratch_bytes; // largest scratch memory of the three steps
+    int64_t pair_bytes;    // K and V of the pairs that stayed
+    int64_t hole_bytes;    // K and V of the holes between them: not saved, see llama_ecokv_resize and llama_ecokv_hole_bytes
 };
 
 // an evictable layer, and how its attention scores
@@ -188,6 +207,13 @@ LLAMA_API int32_t llama_ecokv_get_shape   (struct llama_context * ctx, struct ll
 LLAMA_API int32_t llama_ecokv_get_counters(struct llama_context * ctx, struct llama_ecokv_counters * counters, int32_t n_max); // returns n_layer
 LLAMA_API int64_t llama_ecokv_ring_bytes  (struct llama_context * ctx);
 
+// another number of cells per stream (rounded up to a multiple of 256): new buffers, the rows are copied, the old ones are freed.
+// positions and the context size of the model do not change. layers whose heads all lack the first cells (pyramid) hold fewer.
+// needs an enabled context. returns the cells, < 0 on error: then nothing was changed
+LLAMA_API int32_t llama_ecokv_resize  (struct llama_context * ctx, int32_t n_cells);
+// bytes of the buffers of K and V of the evictable layers; works without enabling
+LLAMA_API int64_t llama_ecokv_kv_bytes(struct llama_context * ctx);
+
 //
 // sequence; these need an enabled context
 //
@@ -198,22 +224,32 @@ LLAMA_API int32_t llama_ecokv_is_lossy(struct llama_context * ctx, llama_seq_id 
 // lowest position from which the sequence may be rolled back (seq_rm) and continued exactly; 0 before any eviction
 LLAMA_API int32_t llama_ecokv_safe_pos(struct llama_context * ctx, llama_seq_id seq_id);
 
+// bytes of K and V that holes of the sequence take now
+LLAMA_API int64_t llama_ecokv_hole_bytes(struct llama_context * ctx, llama_seq_id seq_id);
+
 // fills the arrays that are not NULL and the sizes; n_sink, n_recent are inputs. needs llama_ecokv_n_rows floats per (layer, head)
 LLAMA_API int32_t llama_ecokv_features_get(struct llama_context * ctx, llama_seq_id seq_id, struct llama_ecokv_features * features);
 
-// pure. keep: [n_layer][n_head_kv][min(n, budget)] ranks, ascending. returns the ranks per (layer, head), < 0 on error
+// pure. the most ranks per (layer, head) that a plan for n rows returns: min(n, budget) where budgets are even
+LLAMA_API int32_t llama_ecokv_plan_max(const struct llama_ecokv_config * config, int32_t n_layer, int32_t n_head_kv, int32_t n);
+
+// pure. KV pairs per head (on average) of every layer for n rows: [n_layer]
+LLAMA_API int32_t llama_ecokv_layer_budgets(const struct llama_ecokv_config * config, int32_t n_layer, int32_t n, int32_t * budgets);
+
+// pure. keep: [n_layer][n_head_kv][llama_ecokv_plan_max] ranks, ascending, -1 for holes, which come first.
+// returns the ranks per (layer, head), < 0 on error
 LLAMA_API int32_t llama_ecokv_plan(const struct llama_ecokv_features * features, const struct llama_ecokv_config * config, int32_t * keep);
 
 // pure. scores of one (layer, head): [n] floats, -inf for rows that are left out, +inf for protected ones
 LLAMA_API int32_t llama_ecokv_scores(const struct llama_ecokv_features * features, const struct llama_ecokv_config * config,
         int32_t layer, int32_t head, float * scores);
 
-// features and plan of a sequence: which ranks an eviction would keep, changes nothing. keep: [n_layer][n_head_kv][min(n, budget)]
-// (n with LLAMA_ECOKV_POLICY_NONE); keep and result may be NULL. returns the ranks per (layer, head), < 0 on error
+// features and plan of a sequence: which ranks an eviction would keep, changes nothing. keep: [n_layer][n_head_kv][llama_ecokv_plan_max],
+// n where nothing would go; keep and result may be NULL. returns the ranks per (layer, head), < 0 on error
 LLAMA_API int32_t llama_ecokv_choose(struct llama_context * ctx, llama_seq_id seq_id, const struct llama_ecokv_config * config,
         int32_t * keep, struct llama_ecokv_result * result);
 
-// keep: [n_layer][n_head_kv][n_keep] ranks, strictly ascending
+// keep: [n_layer][n_head_kv][n_keep] ranks, strictly ascending; a head may have less: -1 for its first ranks
 LLAMA_API int32_t llama_ecokv_apply(struct llama_context * ctx, llama_seq_id seq_id, const int32_t * keep, int32_t n_keep);
 
 // result may be NULL
@@ -226,7 +262,7 @@ LLAMA_API int32_t llama_ecokv_evict(struct llama_context * ctx, llama_seq_id seq
 
 // nominal position of every row, [n_rows]: what llama.cpp sees
 LLAMA_API int32_t llama_ecokv_get_pos (struct llama_context * ctx, llama_seq_id seq_id, llama_pos * pos);
-// true position of every row of every layer and KV head, [n_layer][n_head_kv][n_rows]
+// true position of every row of every layer and KV head, [n_layer][n_head_kv][n_rows]; -1: a hole
 LLAMA_API int32_t llama_ecokv_get_kept(struct llama_context * ctx, llama_seq_id seq_id, llama_pos * pos);
 // bytes of one row of K (V) of layer i, over all its KV heads; works without enabling
 LLAMA_API int64_t llama_ecokv_row_bytes(struct llama_context * ctx, int32_t layer, bool value);

@@ -62,14 +62,25 @@ std::shared_ptr<llama_ecokv_store> & llama_ecokv_access::store(llama_kv_cache & 
     return kv.ecokv;
 }
 
+llama_ecokv_store * llama_ecokv_access::store_of(const llama_kv_cache * kv) {
+    return kv->ecokv.get();
+}
+
 void llama_ecokv_access::install(llama_context & ctx, llama_kv_cache & kv, std::shared_ptr<llama_ecokv_store> store) {
     ctx.synchronize();
 
+    if (store) {
+        store->ctx = &ctx;
+    }
     kv.ecokv = store;
     if (auto * iswa = iswa_of(ctx.memory.get())) {
         iswa->get_swa()->ecokv = store; // both halves refuse together
     }
 
+    rebuild(ctx);
+}
+
+void llama_ecokv_access::rebuild(llama_context & ctx) {
     ctx.sched_need_reserve = true;
 }
 
@@ -84,6 +95,8 @@ std::vector<ecokv_layer> llama_ecokv_access::layers(llama_kv_cache & kv, uint32_
             (int32_t) kv.hparams.n_embd_head_v(l.il),
             l.k_stream[strm],
             l.v_stream[strm],
+            kv.v_trans,
+            kv.ecokv && kv.ecokv->owner == &kv && !kv.ecokv->offset.empty() ? kv.ecokv->offset[res.size()] : 0,
         });
     }
     return res;
@@ -148,6 +161,23 @@ int32_t llama_ecokv_access::open(llama_context * ctx, llama_seq_id seq_id, ecokv
     return LLAMA_ECOKV_OK;
 }
 
+bool ecokv_seq::has_holes(int32_t layer) const {
+    for (int32_t h = 0; h < layers[layer].n_head_kv; ++h) {
+        if (first(layer, h) > 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+std::vector<uint32_t> ecokv_seq::rows(int32_t layer) const {
+    auto res = cell;
+    for (auto & c : res) {
+        c -= std::min(c, layers[layer].offset);
+    }
+    return res;
+}
+
 void llama_ecokv_access::shape(llama_kv_cache & kv, llama_ecokv_shape & shape) {
     shape = {};
 
@@ -170,11 +200,83 @@ void llama_ecokv_access::shape(llama_kv_cache & kv, llama_ecokv_shape & shape) {
     }
 }
 
-void llama_ecokv_access::settle(const ecokv_seq & seq) {
-    if (seq.kv->get_has_shift() || !seq.kv->sc_info.empty()) {
-        seq.ctx->memory_update(false);
+void llama_ecokv_access::settle(llama_context & ctx, llama_kv_cache & kv) {
+    if (kv.get_has_shift() || !kv.sc_info.empty()) {
+        ctx.memory_update(false);
     }
-    seq.ctx->synchronize();
+    ctx.synchronize();
+}
+
+llama_ecokv_access::layout llama_ecokv_access::new_layout(const llama_kv_cache & kv, uint32_t n_cells, const std::vector<uint32_t> & offset) {
+    layout res = { n_cells, {}, {} };
+
+    const size_t n_tensors = 2*(1 + kv.n_stream)*kv.layers.size();
+
+    std::vector<std::pair<ggml_backend_buffer_type_t, ggml_context_ptr>> ctxs;
+
+    auto add = [&](const ggml_tensor * like, uint32_t n_rows, std::vector<ggml_tensor *> & streams) {
+        auto * buft = ggml_backend_buffer_get_type(like->buffer);
+
+        auto it = std::find_if(ctxs.begin(), ctxs.end(), [&](const auto & c) { return c.first == buft; });
+        if (it == ctxs.end()) {
+            ctxs.emplace_back(buft, ggml_context_ptr(ggml_init({ n_tensors*ggml_tensor_overhead(), nullptr, true })));
+            it = std::prev(ctxs.end());
+        }
+        auto * ctx = it->second.get();
+
+        ggml_tensor * t = ggml_new_tensor_3d(ctx, like->type, like->ne[0], n_rows, kv.n_stream);
+        ggml_set_name(t, like->name);
+        for (uint32_t s = 0; s < kv.n_stream; ++s) {
+            streams.push_back(ggml_view_2d(ctx, t, t->ne[0], t->ne[1], t->nb[1], s*t->nb[2]));
+        }
+        return t;
+    };
+
+    for (size_t i = 0; i < kv.layers.size(); ++i) {
+        llama_kv_cache::kv_layer l = {};
+        l.il = kv.layers[i].il;
+        l.k  = add(kv.layers[i].k, n_cells - offset[i], l.k_stream);
+        l.v  = add(kv.layers[i].v, n_cells - offset[i], l.v_stream);
+        res.layers.push_back(std::move(l));
+    }
+
+    for (auto & [buft, ctx] : ctxs) {
+        auto * buf = ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), buft);
+        if (!buf) {
+            return { n_cells, {}, {} };
+        }
+        ggml_backend_buffer_clear(buf, 0); // as upstream: no NaN in the padding
+        res.ctxs_bufs.emplace_back(std::move(ctx), buf);
+    }
+    return res;
+}
+
+void llama_ecokv_access::replace(llama_kv_cache & kv, layout && layout) {
+    kv.layers    = std::move(layout.layers);
+    kv.ctxs_bufs = std::move(layout.ctxs_bufs);
+
+    for (uint32_t s = 0; s < kv.n_stream; ++s) {
+        auto & cells = kv.v_cells[s];
+        if (cells.size() == layout.n_cells) {
+            continue;
+        }
+        std::vector<uint32_t> idxs;
+        for (uint32_t c = 0; c < cells.used_max_p1(); ++c) {
+            if (!cells.is_empty(c)) {
+                idxs.push_back(c);
+            }
+        }
+        const auto saved = cells.cp(idxs);
+        cells.resize(layout.n_cells); // forgets everything
+        cells.set(idxs, saved);
+        if (kv.v_heads[s] >= layout.n_cells) {
+            kv.v_heads[s] = 0;
+        }
+    }
+}
+
+uint32_t llama_ecokv_access::n_used(const llama_kv_cache & kv, uint32_t strm) {
+    return kv.v_cells[strm].used_max_p1();
 }
 
 int32_t llama_ecokv_access::n_threads(const llama_context & ctx) {

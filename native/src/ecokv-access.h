@@ -20,8 +20,10 @@ struct ecokv_layer {
     int32_t d_k;       // size of a key of one head
     int32_t d_v;
 
-    ggml_tensor * k;   // [d_k*n_head_kv, n_cells] of one stream
-    ggml_tensor * v;   // [d_v*n_head_kv, n_cells], transposed: n_cells values per channel
+    ggml_tensor * k;   // [d_k*n_head_kv, n_cells - offset] of one stream
+    ggml_tensor * v;   // [d_v*n_head_kv, n_cells - offset], transposed: so many values per channel
+    bool     v_trans;
+    uint32_t offset;   // cell of row 0: cells before it are holes of all heads, and not held
 
     int32_t gqa() const { return n_head/n_head_kv; }
 };
@@ -43,6 +45,16 @@ struct ecokv_seq {
     std::vector<uint32_t>    cell; // rank -> cell, by position
 
     int32_t n() const { return (int32_t) cell.size(); }
+
+    // ranks that a head does not have: [0, first)
+    int32_t first(int32_t layer, int32_t head) const {
+        const auto & holes = store->seqs[id].first;
+        return holes.empty() ? 0 : holes[(size_t) layer*n_head_kv + head];
+    }
+    bool has_holes(int32_t layer) const;
+
+    // rank -> row of the tensors of a layer; 0 for holes that it does not hold
+    std::vector<uint32_t> rows(int32_t layer) const;
 };
 
 struct llama_ecokv_access {
@@ -50,6 +62,7 @@ struct llama_ecokv_access {
     static llama_kv_cache * find(llama_context * ctx, int32_t & status);
 
     static std::shared_ptr<llama_ecokv_store> & store(llama_kv_cache & kv);
+    static llama_ecokv_store * store_of(const llama_kv_cache * kv);
 
     // installs (or removes) the store; the next decode builds its graph anew
     static void install(llama_context & ctx, llama_kv_cache & kv, std::shared_ptr<llama_ecokv_store> store);
@@ -64,7 +77,26 @@ struct llama_ecokv_access {
     static void shape(llama_kv_cache & kv, llama_ecokv_shape & shape);
 
     // pending copies and shifts are carried out, the backends are idle
-    static void settle(const ecokv_seq & seq);
+    static void settle(llama_context & ctx, llama_kv_cache & kv);
+    static void settle(const ecokv_seq & seq) { settle(*seq.ctx, *seq.kv); }
+
+    // buffers of a cache
+    struct layout {
+        uint32_t n_cells;
+        std::vector<llama_kv_cache::kv_layer> layers; // empty: out of memory
+        std::vector<std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>> ctxs_bufs;
+    };
+
+    // zeroed buffers like those of a cache, for another number of cells, less offset[i] in layer i
+    static layout new_layout(const llama_kv_cache & kv, uint32_t n_cells, const std::vector<uint32_t> & offset);
+
+    // the old buffers are freed; what is known of the cells stays
+    static void replace(llama_kv_cache & kv, layout && layout);
+
+    static uint32_t n_used(const llama_kv_cache & kv, uint32_t strm); // highest cell in use + 1
+
+    // the next decode reserves its memory and builds its graph anew
+    static void rebuild(llama_context & ctx);
 
     static int32_t n_threads(const llama_context & ctx);
 

@@ -121,9 +121,9 @@ int32_t ecokv_move_rows_graph(const ecokv_seq & seq, const ecokv_kept & kept, co
     for (size_t w = 0; w < layers.size(); ++w) {
         data.clear();
         for (int32_t h = 0; h < seq.layers[layers[w]].n_head_kv; ++h) {
-            const int32_t * ranks = kept.head(layers[w], h);
+            const int32_t n_holes = kept.n_holes(layers[w], h);
             for (int32_t j = 0; j < kept.n_keep; ++j) {
-                data.push_back((int32_t) seq.cell[ranks[j]]);
+                data.push_back((int32_t) seq.cell[kept.source(layers[w], h, j, n_holes)]);
             }
         }
         ggml_backend_tensor_set(idxs[w], data.data(), 0, data.size()*sizeof(int32_t));

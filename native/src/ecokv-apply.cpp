@@ -1,4 +1,6 @@
 #include "ecokv-apply.h"
+#include "ecokv-mask.h"
+#include "ecokv-resize.h"
 
 #include <algorithm>
 #include <atomic>
@@ -15,22 +17,45 @@ int32_t ecokv_apply_check(const ecokv_seq & seq, const ecokv_kept & kept) {
                 kept.n_layer, kept.n_head_kv, kept.n_keep, seq.layers.size(), seq.n_head_kv, n);
     }
 
+    // of one head: holes first, then ascending, among the rows that it has
+    auto head_check = [&](int32_t i, int32_t h) {
+        const int32_t * ranks   = kept.head(i, h);
+        const int32_t   n_holes = kept.n_holes(i, h);
+        if (n_holes == kept.n_keep) {
+            return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "layer %d, KV head %d: no row stays", i, h);
+        }
+        for (int32_t j = n_holes, low = seq.first(i, h); j < kept.n_keep; low = ranks[j++] + 1) {
+            if (ranks[j] < low || ranks[j] >= n) {
+                return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "layer %d, KV head %d: rank %d at %d is not ascending in [%d, %d)",
+                        i, h, ranks[j], j, seq.first(i, h), n);
+            }
+        }
+        return (int32_t) LLAMA_ECOKV_OK;
+    };
+
     int32_t last = -1;
     for (int32_t i = 0; i < kept.n_layer; ++i) {
         for (int32_t h = 0; h < seq.layers[i].n_head_kv; ++h) {
-            const int32_t * ranks = kept.head(i, h);
-            last = std::max(last, ranks[kept.n_keep - 1]);
-            for (int32_t j = 0; j < kept.n_keep; ++j) {
-                if (ranks[j] < 0 || ranks[j] >= n || (j > 0 && ranks[j] <= ranks[j - 1])) {
-                    return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "layer %d, KV head %d: rank %d at %d is not ascending in [0, %d)", i, h, ranks[j], j, n);
-                }
+            const int32_t status = head_check(i, h);
+            if (status != LLAMA_ECOKV_OK) {
+                return status;
             }
+            last = std::max(last, kept.head(i, h)[kept.n_keep - 1]);
         }
+    }
+    bool whole = false;
+    for (int32_t i = 0; i < kept.n_layer; ++i) {
+        for (int32_t h = 0; h < seq.layers[i].n_head_kv; ++h) {
+            whole = whole || kept.n_holes(i, h) == 0;
+        }
+    }
+    if (!whole) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "rank 0 is a hole in every head: keep one row less");
     }
     if (last != n - 1) {
         return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "the last row (%d) stays in no head: the next position would not follow", n - 1);
     }
-    return LLAMA_ECOKV_OK;
+    return ecokv_masks_prepare(seq, kept);
 }
 
 std::vector<uint32_t> ecokv_destinations(const ecokv_seq & seq, int32_t n_keep) {
@@ -106,14 +131,23 @@ int32_t ecokv_move_rows_host(const ecokv_seq & seq, const ecokv_kept & kept, con
         raw_rows v(l.v, seq.v_trans);
         scratch = std::max(scratch.load(), k.copy.size() + v.copy.size());
 
-        std::vector<uint32_t> src(kept.n_keep);
+        // rows of the layer; holes in cells that it does not hold need no row
+        const auto row_of = seq.rows(i);
+        const auto j0     = std::lower_bound(dst.begin(), dst.end(), l.offset) - dst.begin();
+
+        std::vector<uint32_t> to(dst.begin() + j0, dst.end());
+        for (auto & row : to) {
+            row -= l.offset;
+        }
+
+        std::vector<uint32_t> from(to.size());
         for (int32_t h = 0; h < l.n_head_kv; ++h) {
-            const int32_t * ranks = kept.head(i, h);
-            for (int32_t j = 0; j < kept.n_keep; ++j) {
-                src[j] = seq.cell[ranks[j]];
+            const int32_t n_holes = kept.n_holes(i, h);
+            for (size_t j = 0; j < from.size(); ++j) {
+                from[j] = row_of[kept.source(i, h, (int32_t) (j0 + j), n_holes)];
             }
-            k.move(h, l.d_k, src, dst);
-            v.move(h, l.d_v, src, dst);
+            k.move(h, l.d_k, from, to);
+            v.move(h, l.d_v, from, to);
         }
 
         k.write_back();
@@ -172,6 +206,8 @@ static void update_state(const ecokv_seq & seq, const ecokv_kept & kept, int32_t
     res.edited      = true;
     res.n_evictions = old.n_evictions + 1;
     res.n_rows = kept.n_keep - tail;
+    res.first     = std::move(old.first);
+    res.hole_cell = std::move(old.hole_cell);
     res.pos.resize((size_t) kept.n_layer*kept.n_head_kv*res.n_rows, -1);
 
     for (int32_t i = 0; i < kept.n_layer; ++i) {
@@ -179,6 +215,9 @@ static void update_state(const ecokv_seq & seq, const ecokv_kept & kept, int32_t
             const int64_t at = (int64_t) i*kept.n_head_kv + h;
             for (int32_t j = 0; j < res.n_rows; ++j) {
                 const int32_t rank = kept.head(i, h)[j];
+                if (rank < 0) {
+                    continue;
+                }
                 res.pos[at*res.n_rows + j] = rank < old.n_rows ? old.pos[at*old.n_rows + rank] : seq.cells->pos_get(seq.cell[rank]);
             }
         }
@@ -233,11 +272,42 @@ static void update_cells(const ecokv_seq & seq, const std::vector<int32_t> & nom
     llama_ecokv_access::set_head(seq, dst.back() + 1);
 }
 
-int32_t ecokv_apply(const ecokv_seq & seq, const ecokv_kept & kept, ecokv_apply_stats & stats) {
+static void count(const ecokv_seq & seq, const ecokv_kept & kept) {
+    for (int32_t i = 0; i < kept.n_layer; ++i) {
+        auto & c = seq.store->counters[i];
+        c.n_evictions += 1;
+        for (int32_t h = 0; h < c.n_head_kv; ++h) {
+            c.n_pairs_seen += seq.n()     - seq.first(i, h);
+            c.n_pairs_kept += kept.n_keep - kept.n_holes(i, h);
+        }
+    }
+}
+
+// layers that do not hold the first cells get them back where a row goes there
+static int32_t make_room(ecokv_seq & seq, const ecokv_kept & kept, const std::vector<uint32_t> & dst) {
+    std::vector<uint32_t> need;
+    for (int32_t i = 0; i < kept.n_layer; ++i) {
+        int32_t n_holes = kept.n_keep;
+        for (int32_t h = 0; h < seq.layers[i].n_head_kv; ++h) {
+            n_holes = std::min(n_holes, kept.n_holes(i, h));
+        }
+        need.push_back(dst[n_holes]);
+    }
+    const int32_t status = ecokv_make_room(*seq.store, *seq.kv, need);
+    seq.layers = llama_ecokv_access::layers(*seq.kv, seq.strm);
+    return status;
+}
+
+int32_t ecokv_apply(ecokv_seq seq, const ecokv_kept & kept, ecokv_apply_stats & stats) {
     const auto    dst     = ecokv_destinations(seq, kept.n_keep);
     const auto    nominal = nominal_ranks(seq, kept);
     const int32_t tail    = exact_tail(seq, kept);
     const int32_t path    = seq.store->params.path;
+
+    int32_t status = make_room(seq, kept, dst);
+    if (status != LLAMA_ECOKV_OK) {
+        return status;
+    }
 
     std::vector<int32_t> host;
     std::vector<int32_t> graph;
@@ -245,10 +315,9 @@ int32_t ecokv_apply(const ecokv_seq & seq, const ecokv_kept & kept, ecokv_apply_
         const auto & l = seq.layers[i];
         const bool on_host = ggml_backend_buffer_is_host(l.k->buffer) && ggml_backend_buffer_is_host(l.v->buffer);
         const bool want    = path == LLAMA_ECOKV_PATH_GRAPH || (path == LLAMA_ECOKV_PATH_AUTO && !on_host);
-        (want && ecokv_graph_can_move(seq, l, dst) ? graph : host).push_back(i);
+        (want && l.offset == 0 && ecokv_graph_can_move(seq, l, dst) ? graph : host).push_back(i);
     }
 
-    int32_t status = LLAMA_ECOKV_OK;
     try {
         if (!graph.empty()) {
             status = ecokv_move_rows_graph(seq, kept, dst, graph, stats);
@@ -266,16 +335,11 @@ int32_t ecokv_apply(const ecokv_seq & seq, const ecokv_kept & kept, ecokv_apply_
         return status;
     }
 
+    count(seq, kept); // before the holes of the sequence are those of the kept set
     update_state(seq, kept, tail);
     update_ring (seq, kept.n_keep, tail, dst);
     update_cells(seq, nominal, dst);
-
-    for (int32_t i = 0; i < kept.n_layer; ++i) {
-        auto & c = seq.store->counters[i];
-        c.n_evictions  += 1;
-        c.n_pairs_seen += (int64_t) seq.n()*c.n_head_kv;
-        c.n_pairs_kept += (int64_t) kept.n_keep*c.n_head_kv;
-    }
+    ecokv_masks_set(seq, kept, dst);
 
     return LLAMA_ECOKV_OK;
 }

@@ -8,11 +8,11 @@ struct ecokv_apply_stats {
     size_t scratch_bytes = 0;
 };
 
-// LLAMA_ECOKV_OK, or why this kept set cannot be applied; changes nothing
+// LLAMA_ECOKV_OK, or why this kept set cannot be applied; changes no row
 int32_t ecokv_apply_check(const ecokv_seq & seq, const ecokv_kept & kept);
 
 // a failure in the middle clears the sequence and returns LLAMA_ECOKV_ERR_CLEARED
-int32_t ecokv_apply(const ecokv_seq & seq, const ecokv_kept & kept, ecokv_apply_stats & stats);
+int32_t ecokv_apply(ecokv_seq seq, const ecokv_kept & kept, ecokv_apply_stats & stats);
 
 // cells that the kept rows move to, by rank: the lowest of the sequence's own and of the free ones
 std::vector<uint32_t> ecokv_destinations(const ecokv_seq & seq, int32_t n_keep);

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 
 // eight lanes: fixed order of summation, and the compiler may use vectors for them
 static inline float dot(const float * a, const float * b, int32_t d) {
@@ -63,6 +64,10 @@ struct head_work {
     const int32_t n = job.out.n;
     const int32_t d = l.d_k;
 
+    const int32_t first = job.seq.first(layer, head); // rows before it are holes: treated as not finite
+    const int32_t lo    = job.lo(first);
+    const int32_t hi    = job.hi(first);
+
     std::vector<float>   k    = {}; // [n][d]
     std::vector<float>   norm = {}; // [n], NaN: not finite
     std::vector<uint8_t> finite = std::vector<uint8_t>(n);
@@ -90,7 +95,7 @@ struct head_work {
             nk = std::isfinite(nk) ? nk : ecokv_norm_f64(kr, d);
             nv = std::isfinite(nv) ? nv : rows_v.row_norm(head, r);
 
-            finite[r] = std::isfinite(nk) && std::isfinite(nv);
+            finite[r] = r >= first && std::isfinite(nk) && std::isfinite(nv);
             norm[r]   = finite[r] ? (float) nk : NAN;
 
             if (job.out.key_norm) {
@@ -179,7 +184,7 @@ struct head_work {
         std::vector<double> mu(d, 0.0);
         std::vector<double> m (d, 0.0);
 
-        for (int32_t r = job.lo(); r < job.hi(); ++r) {
+        for (int32_t r = lo; r < hi; ++r) {
             if (finite[r]) {
                 n_cand++;
                 k2 += (double) norm[r]*norm[r];
@@ -193,7 +198,7 @@ struct head_work {
             return x > 0.0 ? 1.0/x : 0.0;
         };
 
-        for (int32_t r = job.lo(); r < job.hi(); ++r) {
+        for (int32_t r = lo; r < hi; ++r) {
             if (!finite[r]) {
                 continue;
             }
@@ -262,6 +267,7 @@ int32_t ecokv_features_host(const ecokv_feature_job & job, const std::vector<int
     const auto n_seen = job.n_seen();
 
     struct layer_data {
+        std::unique_ptr<std::vector<uint32_t>> cells; // rank -> row of the layer
         ecokv_rows k;
         ecokv_rows v;
         std::vector<float> q;
@@ -281,9 +287,12 @@ int32_t ecokv_features_host(const ecokv_feature_job & job, const std::vector<int
             const auto  & l = job.seq.layers[i];
 
             group.push_back(i);
+            auto rows = std::make_unique<std::vector<uint32_t>>(job.seq.rows(i));
+            const auto & cells = *rows;
             data.push_back({
-                ecokv_rows(l.k, l.n_head_kv, l.d_k, false,           job.seq.cell),
-                ecokv_rows(l.v, l.n_head_kv, l.d_v, job.seq.v_trans, job.seq.cell),
+                std::move(rows),
+                ecokv_rows(l.k, l.n_head_kv, l.d_k, false,           cells),
+                ecokv_rows(l.v, l.n_head_kv, l.d_v, job.seq.v_trans, cells),
                 read_queries(job, i),
                 read_sinks(job, i),
             });

@@ -40,6 +40,9 @@ void ecokv_feature_arrays::resize(const ecokv_seq & seq, const llama_ecokv_confi
         f.key_euc = take(n_rows);
         f.head_m2 = take(n_heads);
     }
+
+    first.resize(n_heads);
+    f.head_first = first.data();
 }
 
 std::vector<int32_t> ecokv_feature_job::n_seen() const {
@@ -69,10 +72,19 @@ int32_t ecokv_features_compute(const ecokv_feature_job & job, ecokv_feature_stat
     std::vector<int32_t> host;
     std::vector<int32_t> graph;
 
+    if (job.out.head_first) {
+        const auto & first = job.seq.store->seqs[job.seq.id].first;
+        const size_t n     = (size_t) job.out.n_layer*job.out.n_head_kv;
+        std::fill_n(job.out.head_first, n, 0);
+        std::copy(first.begin(), first.end(), job.out.head_first);
+    }
+
     const int32_t path = job.seq.store->params.path;
     for (size_t i = 0; i < job.seq.layers.size(); ++i) {
-        // ggml has no maximum over a dimension
-        const bool use_host = job.out.gqa == LLAMA_ECOKV_GQA_MAX || path == LLAMA_ECOKV_PATH_HOST || (path == LLAMA_ECOKV_PATH_AUTO && on_host(job.seq.layers[i]));
+        // ggml has no maximum over a dimension; and after an uneven eviction there are few rows: wherever they are, the host is fast enough
+        const bool on_host_only = job.out.gqa == LLAMA_ECOKV_GQA_MAX || job.seq.has_holes((int32_t) i) || job.seq.layers[i].offset > 0;
+        const bool use_host     = on_host_only || path == LLAMA_ECOKV_PATH_HOST ||
+            (path == LLAMA_ECOKV_PATH_AUTO && on_host(job.seq.layers[i]));
         (use_host ? host : graph).push_back((int32_t) i);
     }
 

@@ -23,6 +23,7 @@ struct ecokv_feature_arrays {
 private:
     std::vector<float>   data;
     std::vector<int32_t> n_head_kv;
+    std::vector<int32_t> first;
 };
 
 // work on some layers of a sequence
@@ -34,8 +35,9 @@ struct ecokv_feature_job {
 
     int32_t n_threads;
 
-    int32_t lo() const { return out.n_sink; }
-    int32_t hi() const { return std::max(out.n_sink, out.n - out.n_recent); }
+    // candidates of a head; without arguments of one without holes
+    int32_t lo(int32_t first = 0) const { return std::min(first + out.n_sink, out.n); }
+    int32_t hi(int32_t first = 0) const { return std::max(lo(first), out.n - out.n_recent); }
 
     bool want_attention() const { return out.attn || out.attn_last; }
 
@@ -58,10 +60,11 @@ struct ecokv_feature_stats {
 
 ecokv_queries ecokv_queries_get(const ecokv_seq & seq);
 
-// rows in host memory, or copies of them: one pass per head, exact for every type; leaves NaN rows out of every mean
+// rows in host memory, or copies of them: one pass per head, exact for every type; leaves NaN rows and holes out of every mean
 int32_t ecokv_features_host (const ecokv_feature_job & job, const std::vector<int32_t> & layers, ecokv_feature_stats & stats);
 
-// stock ggml ops where the rows lie; layers with a NaN or degenerate key are returned in `redo` for the host
+// stock ggml ops where the rows lie; layers with a NaN or degenerate key are returned in `redo` for the host.
+// not for layers with holes
 int32_t ecokv_features_graph(const ecokv_feature_job & job, const std::vector<int32_t> & layers, ecokv_feature_stats & stats,
         std::vector<int32_t> & redo);
 

@@ -6,8 +6,10 @@
 #include "llama.h"
 
 struct ggml_tensor;
+struct ggml_context;
 struct llm_graph_context;
 
+class  llama_kv_cache;
 class  llama_kv_cache_context;
 
 struct llama_ecokv_access; // friend of the patched classes: all access to their private members goes through it
@@ -23,6 +25,17 @@ void llama_ecokv_build_store_q(
         float                          kq_scale,
         int                            il);
 
+// graph: attention where heads of a layer lack different rows, null where upstream's is right. kq_mask is replaced where all
+// heads lack the same rows. both only after an eviction with uneven budgets
+ggml_tensor * llama_ecokv_build_attn(
+        const llm_graph_context & graph,
+        ggml_tensor             * q,
+        ggml_tensor             * k,
+        ggml_tensor             * v,
+        ggml_tensor            *& kq_mask,
+        float                     kq_scale,
+        int                       il);
+
 // the contents of the cache were dropped or replaced (seq_id < 0: of every sequence)
 void llama_ecokv_on_reset(llama_ecokv_store * store, llama_seq_id seq_id);
 
@@ -34,6 +47,21 @@ bool llama_ecokv_on_seq_rm(llama_ecokv_store * store, llama_seq_id seq_id, llama
 
 // false if the copy must not happen: part of an evicted sequence is no exact prefix
 bool llama_ecokv_on_seq_cp(llama_ecokv_store * store, llama_seq_id seq_id_src, llama_seq_id seq_id_dst, llama_pos p0, llama_pos p1);
+
+// graph: views of a layer that does not hold the first cells, and the rows that its new tokens go to. null, and idxs itself, for others
+ggml_tensor * llama_ecokv_get_k(const llama_kv_cache * kv, ggml_context * ctx, int il, uint32_t n_kv);
+ggml_tensor * llama_ecokv_get_v(const llama_kv_cache * kv, ggml_context * ctx, int il, uint32_t n_kv);
+ggml_tensor * llama_ecokv_idxs (const llama_kv_cache * kv, ggml_context * ctx, ggml_tensor * idxs, int il);
+
+// tokens are about to be placed: layers that do not hold the first cells get them back if these are free by now.
+// false if there is no memory for it
+bool llama_ecokv_on_prepare(llama_kv_cache * kv);
+
+// rows are about to be read from a state: all layers hold all cells again. throws if there is no memory for it
+void llama_ecokv_on_state_read(llama_kv_cache * kv);
+
+// throws if a state cannot hold a sequence (seq_id < 0: any of them): it has rows that only some heads own
+void llama_ecokv_on_state_write(const llama_ecokv_store * store, llama_seq_id seq_id);
 
 // false if positions must not be rewritten (seq_id < 0: of any sequence)
 bool llama_ecokv_can_shift(const llama_ecokv_store * store, llama_seq_id seq_id);

@@ -1,5 +1,6 @@
 #include "ecokv-plan.h"
 
+#include "ecokv-budgets.h"
 #include "ecokv-common.h"
 #include "ecokv-policy.h"
 
@@ -26,6 +27,10 @@ llama_ecokv_config llama_ecokv_config_default(void) {
         /*.lambda            =*/ 0.5f,
         /*.head_weight_fixed =*/ 0.5f,
         /*.seed              =*/ 0,
+        /*.layer_budgets     =*/ LLAMA_ECOKV_LAYERS_EVEN,
+        /*.head_budgets      =*/ LLAMA_ECOKV_HEADS_EVEN,
+        /*.beta              =*/ 20.0f,
+        /*.floor             =*/ 0.2f,
     };
 }
 
@@ -54,6 +59,12 @@ int32_t ecokv_config_check(const llama_ecokv_config & c) {
     }
     if (!(c.lambda >= 0.0f && c.lambda <= 1.0f) || !(c.head_weight_fixed >= 0.0f && c.head_weight_fixed <= 1.0f)) {
         return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "lambda = %g, head_weight = %g: both lie in [0, 1]", c.lambda, c.head_weight_fixed);
+    }
+    if (!in(c.layer_budgets, 2) || !in(c.head_budgets, 2)) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "layer_budgets = %d, head_budgets = %d: one is unknown", c.layer_budgets, c.head_budgets);
+    }
+    if (!(c.beta >= 1.0f) || !(c.floor >= 0.0f && c.floor <= 1.0f)) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "beta = %g (from 1), floor = %g (in [0, 1])", c.beta, c.floor);
     }
     if (c.policy != LLAMA_ECOKV_POLICY_NONE && c.budget < llama_ecokv_budget_min(&c)) {
         return ecokv_fail(LLAMA_ECOKV_ERR_BUDGET, "a budget of %d is below the smallest that works: %d (%d sinks + %d recent + 1)",
@@ -97,9 +108,12 @@ static ecokv_head head_of(const llama_ecokv_features & f, const llama_ecokv_conf
 
     auto off = [&](const float * x) { return x ? x + at : nullptr; };
 
+    const int32_t first = f.head_first ? f.head_first[i] : 0;
+    const int32_t lo    = std::min(first + c.n_sink, f.n);
+
     return {
         layer, head, f.layer_n_head_kv ? f.layer_n_head_kv[layer] : f.n_head_kv,
-        f.n, std::min(c.n_sink, f.n), std::max(std::min(c.n_sink, f.n), f.n - c.n_recent),
+        f.n, lo, std::max(lo, f.n - c.n_recent), first,
         off(f.attn), f.attn_last ? f.attn_last + i0*f.n : nullptr, off(f.key_norm), off(f.key_cos), off(f.key_euc), off(f.value_norm),
         f.head_m2 ? f.head_m2[i] : 0.0,
     };
@@ -154,6 +168,57 @@ int32_t llama_ecokv_scores(const llama_ecokv_features * f, const llama_ecokv_con
     return LLAMA_ECOKV_OK;
 }
 
+static int32_t protected_check(const ecokv_head & h) {
+    for (int32_t r = h.first; r < h.n; ++r) {
+        if ((r < h.lo || r >= h.hi) && !h.finite(r)) {
+            return ecokv_fail(LLAMA_ECOKV_ERR_NONFINITE, "layer %d, KV head %d: the protected row %d holds NaN or Inf", h.layer, h.head, r);
+        }
+    }
+    return LLAMA_ECOKV_OK;
+}
+
+// ranks that stay of every head of a layer with `budget` pairs per head on average; all: nothing goes
+static int32_t plan_layer(const llama_ecokv_features & f, llama_ecokv_config c, int32_t layer, int32_t budget, bool all,
+        std::vector<int32_t> * kept) {
+    c.budget = budget;
+
+    std::vector<ecokv_head>         heads;
+    std::vector<std::vector<float>> scores;
+
+    for (int32_t ih = 0; ih < (f.layer_n_head_kv ? f.layer_n_head_kv[layer] : f.n_head_kv); ++ih) {
+        heads.push_back(head_of(f, c, layer, ih));
+        const auto & h = heads.back();
+        if (all) {
+            kept[ih].resize(h.n - h.first);
+            std::iota(kept[ih].begin(), kept[ih].end(), h.first);
+            continue;
+        }
+        const int32_t status = protected_check(h);
+        if (status != LLAMA_ECOKV_OK) {
+            return status;
+        }
+        scores.emplace_back();
+        score_candidates(h, c, scores.back());
+    }
+    if (all) {
+        return LLAMA_ECOKV_OK;
+    }
+
+    const auto n_best = ecokv_head_budgets(c, scores, budget - ecokv_n_protected(c));
+
+    std::vector<int32_t> best;
+    for (size_t ih = 0; ih < heads.size(); ++ih) {
+        const auto & h   = heads[ih];
+        auto       & dst = kept[ih];
+
+        select_top(scores[ih], n_best[ih], best);
+        for (int32_t r = h.first; r < h.lo; ++r) { dst.push_back(r); }
+        for (int32_t i : best)                   { dst.push_back(h.lo + i); }
+        for (int32_t r = h.hi; r < h.n; ++r)     { dst.push_back(r); }
+    }
+    return LLAMA_ECOKV_OK;
+}
+
 int32_t llama_ecokv_plan(const llama_ecokv_features * f, const llama_ecokv_config * c, int32_t * keep) {
     int32_t status = ecokv_config_check(*c);
     if (status == LLAMA_ECOKV_OK) {
@@ -163,38 +228,24 @@ int32_t llama_ecokv_plan(const llama_ecokv_features * f, const llama_ecokv_confi
         return status;
     }
 
-    const bool    all    = c->policy == LLAMA_ECOKV_POLICY_NONE || f->n <= c->budget;
-    const int32_t n_keep = all ? f->n : c->budget;
+    const bool all     = ecokv_fits(*c, { f->n_layer, f->n_head_kv, f->n, f->layer_n_head_kv, f->head_first });
+    const auto budgets = ecokv_layer_budgets(*c, f->n_layer, f->n);
 
-    std::vector<float>   score;
-    std::vector<int32_t> best;
-
+    std::vector<std::vector<int32_t>> kept((size_t) f->n_layer*f->n_head_kv);
     for (int32_t il = 0; il < f->n_layer; ++il) {
-        for (int32_t ih = 0; ih < f->n_head_kv; ++ih) {
-            int32_t * dst = keep + ((int64_t) il*f->n_head_kv + ih)*n_keep;
-
-            // heads that a layer does not have keep the first rows; nothing reads them
-            if (all || (f->layer_n_head_kv && ih >= f->layer_n_head_kv[il])) {
-                std::iota(dst, dst + n_keep, 0);
-                continue;
-            }
-
-            const auto h = head_of(*f, *c, il, ih);
-
-            for (int32_t r = 0; r < h.n; ++r) {
-                if ((r < h.lo || r >= h.hi) && !h.finite(r)) {
-                    return ecokv_fail(LLAMA_ECOKV_ERR_NONFINITE, "layer %d, KV head %d: the protected row %d holds NaN or Inf", il, ih, r);
-                }
-            }
-
-            score_candidates(h, *c, score);
-            select_top(score, n_keep - c->n_sink - c->n_recent, best);
-
-            for (int32_t r = 0; r < h.lo; ++r)   { *dst++ = r; }
-            for (int32_t i : best)               { *dst++ = h.lo + i; }
-            for (int32_t r = h.hi; r < h.n; ++r) { *dst++ = r; }
+        status = plan_layer(*f, *c, il, budgets[il], all, &kept[(size_t) il*f->n_head_kv]);
+        if (status != LLAMA_ECOKV_OK) {
+            return status;
         }
     }
 
-    return n_keep;
+    size_t n_keep = 0;
+    for (const auto & ranks : kept) {
+        n_keep = std::max(n_keep, ranks.size());
+    }
+    for (const auto & ranks : kept) { // right-aligned. heads that a layer does not have are all holes; nothing reads them
+        keep = std::fill_n(keep, n_keep - ranks.size(), -1);
+        keep = std::copy(ranks.begin(), ranks.end(), keep);
+    }
+    return (int32_t) n_keep;
 }

@@ -19,6 +19,8 @@ static const ecokv_policy_info POLICIES[LLAMA_ECOKV_POLICY_COUNT] = {
     /* TOVA      */ { "tova",      false, true,  false, ecokv_score_tova      },
     /* CRITICAL  */ { "critical",  true,  false, false, ecokv_score_critical  },
     /* VATP      */ { "vatp",      true,  false, false, ecokv_score_vatp      },
+    /* PYRAMID   */ { "pyramid",   true,  false, false, ecokv_score_snapkv    },
+    /* ADA       */ { "ada",       true,  false, false, ecokv_score_snapkv    },
 };
 
 // a score of any sign as an importance: the least of the candidates is worth nothing, none is worth less

@@ -17,6 +17,7 @@ struct ecokv_head {
     int32_t n;  // rows
     int32_t lo; // candidates: [lo, hi)
     int32_t hi;
+    int32_t first; // first row that is no hole; the sinks are [first, lo)
 
     const float * attn;       // [n], NULL where the policy does not want it
     const float * attn_last;  // [n_head_kv][n] of the whole layer

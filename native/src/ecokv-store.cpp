@@ -2,12 +2,15 @@
 
 #include "ecokv-access.h"
 #include "ecokv-hooks.h"
+#include "ecokv-mask.h"
+#include "ecokv-resize.h"
 
 #include "llama-graph.h"
 #include "llama-kv-cache-iswa.h"
 
 #include <algorithm>
 #include <limits>
+#include <stdexcept>
 
 //
 // llama_ecokv_store
@@ -18,6 +21,7 @@ void llama_ecokv_store::reset(llama_seq_id seq_id) {
         if (seq_id >= 0 && s != (uint32_t) seq_id) {
             continue;
         }
+        ecokv_masks_forget(*this, s);
         std::fill(slots.begin() + s*n_ring, slots.begin() + (s + 1)*n_ring, slot {});
         head[s] = 0;
         seqs[s] = {};
@@ -27,6 +31,9 @@ void llama_ecokv_store::reset(llama_seq_id seq_id) {
 void llama_ecokv_store::adopt(const llama_ecokv_store & other) {
     seqs     = other.seqs;
     counters = other.counters;
+    masks    = other.masks;
+    offset   = other.offset;
+    n_layouts = other.n_layouts;
     tick     = other.tick;
 
     std::vector<uint8_t> row;
@@ -251,6 +258,8 @@ void llama_ecokv_build_store_q(
         return; // not cached, or a layer that reuses the keys of another
     }
 
+    ecokv_claim_rows(graph, mctx, llama_ecokv_access::store(*kv));
+
     auto & layer = st->layers[i];
     layer.kq_scale = kq_scale;
     layer.sinks    = sinks;
@@ -332,9 +341,20 @@ bool llama_ecokv_on_seq_cp(llama_ecokv_store * store, llama_seq_id seq_id_src, l
 }
 
 bool llama_ecokv_can_shift(const llama_ecokv_store * store, llama_seq_id seq_id) {
-    if (!store || !is_edited(*store, seq_id)) {
+    auto cut = [&]() { return std::any_of(store->offset.begin(), store->offset.end(), [](uint32_t x) { return x > 0; }); };
+
+    if (!store || (!is_edited(*store, seq_id) && !cut())) {
         return true;
     }
     ecokv_fail(LLAMA_ECOKV_ERR_STATE, "sequence %d was evicted: its positions cannot be shifted", seq_id);
     return false;
+}
+
+void llama_ecokv_on_state_write(const llama_ecokv_store * store, llama_seq_id seq_id) {
+    for (uint32_t s = 0; store && s < store->n_seq; ++s) {
+        if ((seq_id < 0 || s == (uint32_t) seq_id) && !store->seqs[s].first.empty()) {
+            ecokv_fail(LLAMA_ECOKV_ERR_STATE, "sequence %u was evicted with uneven budgets: its state cannot be saved", s);
+            throw std::runtime_error(llama_ecokv_last_error());
+        }
+    }
 }

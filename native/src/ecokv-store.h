@@ -7,12 +7,16 @@
 #include "ggml-cpp.h"
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
 class llama_kv_cache;
 
+struct ecokv_masks;
+
 struct llama_ecokv_store {
+
     struct layer {
         int32_t       il     = -1;
         int32_t       n_head = 0;
@@ -38,9 +42,20 @@ struct llama_ecokv_store {
         int32_t                n_evictions = 0;
         int32_t                n_rows      = 0;
         llama_pos              safe_pos    = 0;
-        std::vector<llama_pos> pos; // true positions, [n_layer][n_head_kv][n_rows]
+        std::vector<llama_pos> pos; // true positions, [n_layer][n_head_kv][n_rows]; -1: a hole
+
+        std::vector<int32_t>   first;     // [n_layer][n_head_kv] holes, which come first; empty: none
+        std::vector<uint32_t>  hole_cell; // [max(first)] cells of the ranks that are a hole somewhere
     };
 
+    // an index of rows that a graph stores to: cells, less the offset of the layer
+    struct rows {
+        ggml_tensor * idxs;   // I64 [n_tokens], or [n_tokens*n_channels] where V is transposed
+        uint32_t      offset;
+        int64_t       n_rows; // of the layer
+    };
+
+    llama_context        * ctx   = nullptr;
     const llama_kv_cache * owner = nullptr; // the evictable cache; a sliding-window sibling shares the store for its guards
 
     llama_ecokv_params params = {};
@@ -55,6 +70,12 @@ struct llama_ecokv_store {
     std::vector<lossy>    seqs;   // [n_seq]
 
     std::vector<llama_ecokv_counters> counters; // [n_layer]
+
+    std::shared_ptr<ecokv_masks> masks; // null until the first uneven eviction
+
+    std::vector<uint32_t> offset;        // [n_layer] cells that a layer does not hold, empty: the cache was never resized
+    uint64_t              n_layouts = 0; // so far
+    std::vector<rows>     pending;       // of the graph that is being built
 
     std::vector<std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>> ctxs_bufs;
 

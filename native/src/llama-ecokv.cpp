@@ -4,7 +4,9 @@
 
 #include "ecokv-access.h"
 #include "ecokv-apply.h"
+#include "ecokv-budgets.h"
 #include "ecokv-features.h"
+#include "ecokv-hooks.h"
 #include "ecokv-plan.h"
 #include "ecokv-policy.h"
 
@@ -138,6 +140,12 @@ int32_t llama_ecokv_disable(llama_context * ctx) {
         int32_t status;
         auto * kv = llama_ecokv_access::find(ctx, status);
         if (kv && llama_ecokv_access::store(*kv)) {
+            for (const auto & seq : llama_ecokv_access::store(*kv)->seqs) {
+                if (!seq.first.empty()) {
+                    return ecokv_fail(LLAMA_ECOKV_ERR_STATE, "a sequence has heads of different length: remove it before eviction is turned off");
+                }
+            }
+            llama_ecokv_on_state_read(kv); // all layers hold all cells
             llama_ecokv_access::install(*ctx, *kv, nullptr);
         }
         return status;
@@ -185,6 +193,23 @@ int32_t llama_ecokv_is_lossy(llama_context * ctx, llama_seq_id seq_id) {
 
 int32_t llama_ecokv_safe_pos(llama_context * ctx, llama_seq_id seq_id) {
     return with_seq(ctx, seq_id, [](const ecokv_seq & seq) { return (int32_t) seq.store->seqs[seq.id].safe_pos; });
+}
+
+int64_t llama_ecokv_hole_bytes(llama_context * ctx, llama_seq_id seq_id) {
+    int64_t res = 0;
+    const int32_t status = with_seq(ctx, seq_id, [&](const ecokv_seq & seq) {
+        for (int32_t i = 0; i < (int32_t) seq.layers.size(); ++i) {
+            const auto  & l    = seq.layers[i];
+            const int64_t size = ggml_row_size(l.k->type, l.d_k) + ggml_row_size(l.v->type, l.d_v);
+            for (int32_t h = 0; h < l.n_head_kv; ++h) {
+                for (int32_t r = 0; r < seq.first(i, h); ++r) {
+                    res += seq.cell[r] >= l.offset ? size : 0;
+                }
+            }
+        }
+        return (int32_t) LLAMA_ECOKV_OK;
+    });
+    return status == LLAMA_ECOKV_OK ? res : status;
 }
 
 static int32_t compute_features(const ecokv_seq & seq, llama_ecokv_features & f, ecokv_feature_stats & stats) {
@@ -239,7 +264,7 @@ static int32_t count_nonfinite(const ecokv_seq & seq, const llama_ecokv_features
     for (int32_t i = 0; i < f.n_layer; ++i) {
         for (int32_t h = 0; h < seq.layers[i].n_head_kv; ++h) {
             const float * norm = f.key_norm + ((int64_t) i*f.n_head_kv + h)*f.n;
-            res += (int32_t) std::count_if(norm, norm + f.n, [](float x) { return std::isnan(x); });
+            res += (int32_t) std::count_if(norm + seq.first(i, h), norm + f.n, [](float x) { return std::isnan(x); });
         }
     }
     return res;
@@ -264,7 +289,8 @@ static int32_t choose(const ecokv_seq & seq, const llama_ecokv_config & config, 
 
     const int64_t t1 = ggml_time_us();
 
-    keep.resize((size_t) arrays.f.n_layer*arrays.f.n_head_kv*std::min(seq.n(), config.budget));
+    const auto & f = arrays.f;
+    keep.resize((size_t) f.n_layer*f.n_head_kv*llama_ecokv_plan_max(&config, f.n_layer, f.n_head_kv, f.n));
     const int32_t n_keep = llama_ecokv_plan(&arrays.f, &config, keep.data());
     if (n_keep < 0) {
         return n_keep;
@@ -283,7 +309,43 @@ static int32_t choose(const ecokv_seq & seq, const llama_ecokv_config & config, 
 }
 
 static bool fits(const ecokv_seq & seq, const llama_ecokv_config & config) {
-    return config.policy == LLAMA_ECOKV_POLICY_NONE || seq.n() <= config.budget;
+    std::vector<int32_t> n_heads;
+    for (const auto & l : seq.layers) {
+        n_heads.push_back(l.n_head_kv);
+    }
+    const auto & first = seq.store->seqs[seq.id].first;
+    return ecokv_fits(config, { (int32_t) n_heads.size(), seq.n_head_kv, seq.n(), n_heads.data(), first.empty() ? nullptr : first.data() });
+}
+
+// pairs of a kept set, and what they and the holes between them take
+static void count_pairs(const ecokv_seq & seq, const std::vector<int32_t> & keep, llama_ecokv_result & res) {
+    const ecokv_kept kept = { (int32_t) seq.layers.size(), seq.n_head_kv, res.n_after, keep.data() };
+    for (int32_t i = 0; i < kept.n_layer; ++i) {
+        const auto  & l    = seq.layers[i];
+        const int64_t size = ggml_row_size(l.k->type, l.d_k) + ggml_row_size(l.v->type, l.d_v);
+        for (int32_t h = 0; h < l.n_head_kv; ++h) {
+            const int64_t n_holes = kept.n_holes(i, h);
+            res.n_heads        += 1;
+            res.n_pairs_before += seq.n() - seq.first(i, h);
+            res.n_pairs_after  += kept.n_keep - n_holes;
+            res.pair_bytes     += (kept.n_keep - n_holes)*size;
+            res.hole_bytes     += n_holes*size;
+        }
+    }
+}
+
+// every rank that there is
+static std::vector<int32_t> all_ranks(const ecokv_seq & seq) {
+    std::vector<int32_t> res;
+    for (int32_t i = 0; i < (int32_t) seq.layers.size(); ++i) {
+        for (int32_t h = 0; h < seq.n_head_kv; ++h) {
+            const int32_t n_holes = h < seq.layers[i].n_head_kv ? seq.first(i, h) : seq.n();
+            for (int32_t r = 0; r < seq.n(); ++r) {
+                res.push_back(r < n_holes ? -1 : r);
+            }
+        }
+    }
+    return res;
 }
 
 // checks, and noise that is drawn anew: noise that stayed the same would condemn the same ranks every time
@@ -303,12 +365,12 @@ int32_t llama_ecokv_choose(llama_context * ctx, llama_seq_id seq_id, const llama
 
         int32_t status = prepare(seq, c, res);
         if (status == LLAMA_ECOKV_OK && fits(seq, c)) {
-            ranks.resize(seq.layers.size()*seq.n_head_kv*(size_t) seq.n());
-            for (size_t i = 0; i < ranks.size(); ++i) {
-                ranks[i] = (int32_t) (i % seq.n());
-            }
+            ranks = all_ranks(seq);
         } else if (status == LLAMA_ECOKV_OK) {
             status = choose(seq, c, ranks, res);
+        }
+        if (status == LLAMA_ECOKV_OK) {
+            count_pairs(seq, ranks, res);
         }
         if (status == LLAMA_ECOKV_OK && keep) {
             std::copy(ranks.begin(), ranks.end(), keep);
@@ -327,7 +389,9 @@ int32_t llama_ecokv_evict(llama_context * ctx, llama_seq_id seq_id, const llama_
         std::vector<int32_t> keep;
 
         int32_t status = prepare(seq, c, res);
-        if (status == LLAMA_ECOKV_OK && !fits(seq, c)) {
+        if (status == LLAMA_ECOKV_OK && fits(seq, c)) {
+            count_pairs(seq, all_ranks(seq), res);
+        } else if (status == LLAMA_ECOKV_OK) {
             status = seq.shared
                 ? ecokv_fail(LLAMA_ECOKV_ERR_SHARED, "sequence %d shares cells with another sequence", seq.id)
                 : choose(seq, c, keep, res);
@@ -336,6 +400,7 @@ int32_t llama_ecokv_evict(llama_context * ctx, llama_seq_id seq_id, const llama_
                 const int64_t t0 = ggml_time_us();
 
                 ecokv_apply_stats stats;
+                count_pairs(seq, keep, res);
                 status = apply(seq, keep.data(), res.n_after, stats);
 
                 res.t_apply_ms    = (ggml_time_us() - t0)/1000.0;
@@ -436,10 +501,11 @@ int32_t llama_ecokv_get_rows(llama_context * ctx, llama_seq_id seq_id, int32_t l
         const int64_t d    = (int64_t) (value ? l.d_v : l.d_k)*l.n_head_kv;
         const size_t  size = ggml_row_size(t->type, d);
         auto        * out  = (uint8_t *) rows;
+        const auto    row  = seq.rows(layer);
 
         if (!value || !seq.v_trans) {
             for (int32_t r = 0; r < seq.n(); ++r) {
-                ggml_backend_tensor_get(t, out + r*size, seq.cell[r]*t->nb[1], size);
+                ggml_backend_tensor_get(t, out + r*size, row[r]*t->nb[1], size);
             }
             return seq.n();
         }
@@ -449,7 +515,7 @@ int32_t llama_ecokv_get_rows(llama_context * ctx, llama_seq_id seq_id, int32_t l
         for (int64_t i = 0; i < d; ++i) {
             ggml_backend_tensor_get(t, channel.data(), i*channel.size(), channel.size());
             for (int32_t r = 0; r < seq.n(); ++r) {
-                memcpy(out + r*size + i*es, channel.data() + seq.cell[r]*es, es);
+                memcpy(out + r*size + i*es, channel.data() + row[r]*es, es);
             }
         }
         return seq.n();

@@ -130,6 +130,8 @@ struct session_config {
     int       path    = LLAMA_ECOKV_PATH_AUTO;
     int       window  = 8;
     bool      enable  = true;
+    ggml_backend_sched_eval_callback on_node = nullptr; // sees every node of a graph
+    void    * on_node_data = nullptr;
 };
 
 struct session {
@@ -148,6 +150,8 @@ struct session {
         p.flash_attn_type = c.fa ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
         p.n_threads       = 1;
         p.n_threads_batch = 2;
+        p.cb_eval           = c.on_node;
+        p.cb_eval_user_data = c.on_node_data;
         ctx = llama_init_from_model(m.model, p);
         CHECK(ctx);
         if (c.enable) {
@@ -160,12 +164,16 @@ struct session {
     session(const session &) = delete;
     ~session() { llama_free(ctx); }
 
+    llama_token token(int pos, llama_seq_id seq) const {
+        return (llama_token) ((pos*2654435761u + seq*97u) >> 8) % n_vocab;
+    }
+
     // logits of the last token; n tokens of a seeded text from position pos
     std::vector<float> decode(int pos, int n, llama_seq_id seq = 0) {
         llama_batch batch = llama_batch_init(n, 0, 1);
         batch.n_tokens = n;
         for (int i = 0; i < n; ++i) {
-            batch.token[i]     = (llama_token) (((pos + i)*2654435761u + seq*97u) >> 8) % n_vocab;
+            batch.token[i]     = token(pos + i, seq);
             batch.pos[i]       = pos + i;
             batch.n_seq_id[i]  = 1;
             batch.seq_id[i][0] = seq;
@@ -208,6 +216,7 @@ struct session {
 // features with their storage
 struct features {
     std::vector<float>   attn, attn_last, key_norm, key_cos, key_euc, value_norm, head_m2;
+    std::vector<int32_t> head_first;
     llama_ecokv_features f = {};
 
     features(int n_layer, int n_head_kv, int n, int n_sink = 4, int n_recent = 8) {
@@ -215,9 +224,11 @@ struct features {
         for (auto * v : { &attn, &attn_last, &key_norm, &key_cos, &key_euc, &value_norm }) {
             v->resize(n_all);
         }
-        head_m2.resize((size_t) n_layer*n_head_kv);
+        head_m2   .resize((size_t) n_layer*n_head_kv);
+        head_first.resize((size_t) n_layer*n_head_kv);
         f = { n_layer, n_head_kv, n, n_sink, n_recent, 0, LLAMA_ECOKV_GQA_MEAN, nullptr,
-              attn.data(), attn_last.data(), key_norm.data(), key_cos.data(), key_euc.data(), value_norm.data(), head_m2.data() };
+              attn.data(), attn_last.data(), key_norm.data(), key_cos.data(), key_euc.data(), value_norm.data(), head_m2.data(),
+              head_first.data() };
     }
 
     // of a sequence in a context
@@ -226,6 +237,11 @@ struct features {
         CHECK(llama_ecokv_features_get(s.ctx, seq, &f) == LLAMA_ECOKV_OK);
     }
 };
+
+// budgets that differ between layers or heads
+inline bool is_uneven(int32_t policy) {
+    return policy == LLAMA_ECOKV_POLICY_PYRAMID || policy == LLAMA_ECOKV_POLICY_ADA;
+}
 
 inline llama_ecokv_config config(int32_t policy, int32_t budget) {
     llama_ecokv_config c = llama_ecokv_config_default();

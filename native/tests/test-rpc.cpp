@@ -83,6 +83,7 @@ struct result {
     std::vector<std::vector<uint8_t>> rows;
     std::vector<float>                logits;
     int                               on_host;
+    int64_t                           kv_bytes;
 };
 
 static result run(const tiny_model & m, const session_config & c) {
@@ -112,6 +113,27 @@ static result run(const tiny_model & m, const session_config & c) {
     s.decode(120, 1);
     s.evict(config(LLAMA_ECOKV_POLICY_ECOKV, 32));
     res.logits = s.decode(121, 1);
+
+    // heads and layers of different length, fewer cells, layers that do not hold the first of them
+    auto go_on = [&](int pos, int n) {
+        const auto l = s.decode(pos, n);
+        res.logits.insert(res.logits.end(), l.begin(), l.end());
+    };
+    go_on(122, 300);
+    s.evict(config(LLAMA_ECOKV_POLICY_ADA, 140));
+    go_on(422, 1);
+    CHECK(llama_ecokv_resize(s.ctx, 500) == 512);
+    go_on(423, 60);
+    auto pyramid = config(LLAMA_ECOKV_POLICY_PYRAMID, 150);
+    pyramid.beta = 40.0f;
+    s.evict(pyramid);
+    CHECK(llama_ecokv_resize(s.ctx, s.n_rows() + 100) == 512);
+    res.kv_bytes = llama_ecokv_kv_bytes(s.ctx);
+    go_on(483, 1);
+    go_on(484, 40);
+    s.evict(config(LLAMA_ECOKV_POLICY_ECOKV, 60));
+    CHECK(llama_ecokv_resize(s.ctx, 1) == LLAMA_ECOKV_ERR_PARAM && llama_ecokv_resize(s.ctx, 60) == 256);
+    go_on(524, 20);
     return res;
 }
 

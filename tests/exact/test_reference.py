@@ -37,7 +37,8 @@ SWITCHES = [
     EvictionConfig("critical", sinks=4, recent=3),
     EvictionConfig("knorm+ecokv", value_norm="add"),
 ]
-POLICIES = [EvictionConfig(name) for name in settings_of.POLICIES if name != "none"] + SWITCHES
+SINGLE = [EvictionConfig(name) for name in settings_of.POLICIES if name != "none"]
+POLICIES = [config for config in SINGLE if not (config.pyramid or config.ada)] + SWITCHES
 
 
 def heads(seed: int, n: int, n_heads: int = 2, group: int = 2, d: int = 16) -> tuple[Any, Any, Any]:

@@ -25,12 +25,14 @@ from ecokv_local.reference.steps import Config, Head
 Score = Callable[[Head, Config], F64]
 
 _SCORES: dict[str, Score] = {
+    "ada": snapkv.score,
     "critical": critical.score,
     "ecokv": ecokv.score,
     "euclid": euclid.score,
     "keydiff": keydiff.score,
     "knorm": knorm.score,
     "mixkv": mixkv.score,
+    "pyramid": snapkv.score,
     "random": random.score,
     "snapkv": snapkv.score,
     "streaming": streaming.score,
