@@ -23,7 +23,7 @@ class Heads:
         self.features = lru_cache(maxsize=None)(self._features)
         self._full = [self._attend(layer, None) for layer in prompt.layers]
 
-    def _features(self, index: int, window: int, sinks: int, recent: int) -> Features:
+    def _features(self, index: int, window: int, sinks: int, recent: int, gqa: str) -> Features:
         layer, n = self.prompt.layers[index], self.prompt.n
         voters = np.flatnonzero((layer.ranks >= n - window) & (layer.ranks < n))
         return features(
@@ -34,13 +34,17 @@ class Heads:
             recent=recent,
             query_ranks=layer.ranks[voters],
             scale=layer.scale,
+            gqa=gqa,
         )
+
+    def _of(self, index: int, config: EvictionConfig) -> Features:
+        return self.features(index, config.window, config.n_sinks, config.n_recent, config.gqa)
 
     def keep(self, config: EvictionConfig, budget: int) -> np.ndarray:
         """Ranks that stay, ``[L, H, budget]``."""
         result = []
         for index in range(len(self.prompt.layers)):
-            f = self.features(index, config.window, config.n_sinks, config.n_recent)
+            f = self._of(index, config)
             score = scores(config.policy, f, config, layer=index, budget=budget)
             result.append(select(score, budget, config))
         return np.stack(result)
@@ -75,7 +79,7 @@ class Heads:
         config = EvictionConfig()
         result = []
         for index, layer in enumerate(self.prompt.layers):
-            f = self.features(index, config.window, config.n_sinks, config.n_recent)
+            f = self._of(index, config)
             for h in range(layer.k.shape[0]):
                 head = head_of(f, h, index, 1)
                 rms = float(np.sqrt(mean(head.key_norm**2, head.ok)))

@@ -25,7 +25,7 @@ from .truth import patch_truth
 FIRST_SEED = 10_000_000
 """Far behind the scenes of the other stages."""
 
-KEPT = (20, 24, 28, 32, 40)
+KEPT = (20, 28, 40, 144)
 SEVERAL_KINDS = {"text": 0.4, "mixed": 0.6}
 
 
