@@ -3,6 +3,7 @@
 #include "llama-ecokv.h"
 
 #include "ecokv-access.h"
+#include "ecokv-api.h"
 #include "ecokv-apply.h"
 #include "ecokv-budgets.h"
 #include "ecokv-features.h"
@@ -10,33 +11,8 @@
 #include "ecokv-plan.h"
 #include "ecokv-policy.h"
 
-#include "llama-context.h"
-#include "llama-model.h"
 
 #include <algorithm>
-#include <cstring>
-#include <new>
-
-// no exception may cross the C API
-template <typename F>
-static int32_t guarded(F fn) {
-    try {
-        return fn();
-    } catch (const std::bad_alloc &) {
-        return ecokv_fail(LLAMA_ECOKV_ERR_ALLOC, "out of memory");
-    } catch (const std::exception & e) {
-        return ecokv_fail(LLAMA_ECOKV_ERR_COMPUTE, "%s", e.what());
-    }
-}
-
-template <typename F>
-static int32_t with_seq(llama_context * ctx, llama_seq_id seq_id, F fn) {
-    return guarded([&]() -> int32_t {
-        ecokv_seq seq;
-        const int32_t status = llama_ecokv_access::open(ctx, seq_id, seq);
-        return status == LLAMA_ECOKV_OK ? fn(seq) : status;
-    });
-}
 
 int32_t llama_ecokv_abi_version(void) {
     return LLAMA_ECOKV_ABI_VERSION;
@@ -97,7 +73,7 @@ static int32_t alloc_rings(llama_ecokv_store & st, llama_kv_cache & kv) {
 }
 
 int32_t llama_ecokv_enable(llama_context * ctx, llama_ecokv_params params) {
-    return guarded([&]() -> int32_t {
+    return ecokv_guarded([&]() -> int32_t {
         int32_t status;
         auto * kv = llama_ecokv_access::find(ctx, status);
         if (!kv) {
@@ -136,7 +112,7 @@ int32_t llama_ecokv_enable(llama_context * ctx, llama_ecokv_params params) {
 }
 
 int32_t llama_ecokv_disable(llama_context * ctx) {
-    return guarded([&]() -> int32_t {
+    return ecokv_guarded([&]() -> int32_t {
         int32_t status;
         auto * kv = llama_ecokv_access::find(ctx, status);
         if (kv && llama_ecokv_access::store(*kv)) {
@@ -162,7 +138,7 @@ int32_t llama_ecokv_get_shape(llama_context * ctx, llama_ecokv_shape * shape) {
 }
 
 int32_t llama_ecokv_get_counters(llama_context * ctx, llama_ecokv_counters * counters, int32_t n_max) {
-    return with_seq(ctx, 0, [&](const ecokv_seq & seq) {
+    return ecokv_with_seq(ctx, 0, [&](const ecokv_seq & seq) {
         const auto & src = seq.store->counters;
         std::copy_n(src.begin(), std::min<size_t>(src.size(), std::max(0, n_max)), counters);
         return (int32_t) src.size();
@@ -180,24 +156,24 @@ int64_t llama_ecokv_ring_bytes(llama_context * ctx) {
 //
 
 int32_t llama_ecokv_n_rows(llama_context * ctx, llama_seq_id seq_id) {
-    return guarded([&]() { return llama_ecokv_access::n_rows(ctx, seq_id); });
+    return ecokv_guarded([&]() { return llama_ecokv_access::n_rows(ctx, seq_id); });
 }
 
 int32_t llama_ecokv_n_query(llama_context * ctx, llama_seq_id seq_id) {
-    return with_seq(ctx, seq_id, [](const ecokv_seq & seq) { return (int32_t) ecokv_valid_slots(seq).size(); });
+    return ecokv_with_seq(ctx, seq_id, [](const ecokv_seq & seq) { return (int32_t) ecokv_valid_slots(seq).size(); });
 }
 
 int32_t llama_ecokv_is_lossy(llama_context * ctx, llama_seq_id seq_id) {
-    return with_seq(ctx, seq_id, [](const ecokv_seq & seq) { return (int32_t) seq.store->seqs[seq.id].edited; });
+    return ecokv_with_seq(ctx, seq_id, [](const ecokv_seq & seq) { return (int32_t) seq.store->seqs[seq.id].edited; });
 }
 
 int32_t llama_ecokv_safe_pos(llama_context * ctx, llama_seq_id seq_id) {
-    return with_seq(ctx, seq_id, [](const ecokv_seq & seq) { return (int32_t) seq.store->seqs[seq.id].safe_pos; });
+    return ecokv_with_seq(ctx, seq_id, [](const ecokv_seq & seq) { return (int32_t) seq.store->seqs[seq.id].safe_pos; });
 }
 
 int64_t llama_ecokv_hole_bytes(llama_context * ctx, llama_seq_id seq_id) {
     int64_t res = 0;
-    const int32_t status = with_seq(ctx, seq_id, [&](const ecokv_seq & seq) {
+    const int32_t status = ecokv_with_seq(ctx, seq_id, [&](const ecokv_seq & seq) {
         for (int32_t i = 0; i < (int32_t) seq.layers.size(); ++i) {
             const auto  & l    = seq.layers[i];
             const int64_t size = ggml_row_size(l.k->type, l.d_k) + ggml_row_size(l.v->type, l.d_v);
@@ -224,7 +200,7 @@ static int32_t compute_features(const ecokv_seq & seq, llama_ecokv_features & f,
 }
 
 int32_t llama_ecokv_features_get(llama_context * ctx, llama_seq_id seq_id, llama_ecokv_features * features) {
-    return with_seq(ctx, seq_id, [&](const ecokv_seq & seq) -> int32_t {
+    return ecokv_with_seq(ctx, seq_id, [&](const ecokv_seq & seq) -> int32_t {
         if (features->gqa != LLAMA_ECOKV_GQA_MEAN && features->gqa != LLAMA_ECOKV_GQA_MAX) {
             return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "gqa = %d is unknown", features->gqa);
         }
@@ -251,7 +227,7 @@ static int32_t apply(const ecokv_seq & seq, const int32_t * keep, int32_t n_keep
 }
 
 int32_t llama_ecokv_apply(llama_context * ctx, llama_seq_id seq_id, const int32_t * keep, int32_t n_keep) {
-    return with_seq(ctx, seq_id, [&](const ecokv_seq & seq) {
+    return ecokv_with_seq(ctx, seq_id, [&](const ecokv_seq & seq) {
         llama_ecokv_access::settle(seq);
 
         ecokv_apply_stats stats;
@@ -358,7 +334,7 @@ static int32_t prepare(const ecokv_seq & seq, llama_ecokv_config & config, llama
 
 int32_t llama_ecokv_choose(llama_context * ctx, llama_seq_id seq_id, const llama_ecokv_config * config, int32_t * keep,
         llama_ecokv_result * result) {
-    return with_seq(ctx, seq_id, [&](const ecokv_seq & seq) -> int32_t {
+    return ecokv_with_seq(ctx, seq_id, [&](const ecokv_seq & seq) -> int32_t {
         llama_ecokv_config   c = *config;
         llama_ecokv_result   res;
         std::vector<int32_t> ranks;
@@ -383,7 +359,7 @@ int32_t llama_ecokv_choose(llama_context * ctx, llama_seq_id seq_id, const llama
 }
 
 int32_t llama_ecokv_evict(llama_context * ctx, llama_seq_id seq_id, const llama_ecokv_config * config, llama_ecokv_result * result) {
-    return with_seq(ctx, seq_id, [&](const ecokv_seq & seq) -> int32_t {
+    return ecokv_with_seq(ctx, seq_id, [&](const ecokv_seq & seq) -> int32_t {
         llama_ecokv_config   c = *config;
         llama_ecokv_result   res;
         std::vector<int32_t> keep;
@@ -415,131 +391,5 @@ int32_t llama_ecokv_evict(llama_context * ctx, llama_seq_id seq_id, const llama_
             *result = res;
         }
         return status;
-    });
-}
-
-//
-// what is in the cache
-//
-
-int32_t llama_ecokv_get_pos(llama_context * ctx, llama_seq_id seq_id, llama_pos * pos) {
-    return with_seq(ctx, seq_id, [&](const ecokv_seq & seq) {
-        for (int32_t r = 0; r < seq.n(); ++r) {
-            pos[r] = seq.cells->pos_get(seq.cell[r]);
-        }
-        return seq.n();
-    });
-}
-
-int32_t llama_ecokv_get_kept(llama_context * ctx, llama_seq_id seq_id, llama_pos * pos) {
-    return with_seq(ctx, seq_id, [&](const ecokv_seq & seq) {
-        const auto  & lossy = seq.store->seqs[seq.id];
-        const int32_t n     = seq.n();
-
-        for (int64_t at = 0; at < (int64_t) seq.layers.size()*seq.n_head_kv; ++at) {
-            for (int32_t r = 0; r < n; ++r) {
-                pos[at*n + r] = r < lossy.n_rows ? lossy.pos[at*lossy.n_rows + r] : seq.cells->pos_get(seq.cell[r]);
-            }
-        }
-        return n;
-    });
-}
-
-template <typename F>
-static int32_t with_layer(llama_context * ctx, int32_t layer, F fn) {
-    return guarded([&]() -> int32_t {
-        int32_t status;
-        auto * kv = llama_ecokv_access::find(ctx, status);
-        if (!kv) {
-            return status;
-        }
-        const auto layers = llama_ecokv_access::layers(*kv, 0);
-        if (layer < 0 || layer >= (int32_t) layers.size()) {
-            return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "layer %d does not exist", layer);
-        }
-        return fn(layers[layer]);
-    });
-}
-
-int64_t llama_ecokv_row_bytes(llama_context * ctx, int32_t layer, bool value) {
-    return with_layer(ctx, layer, [&](const ecokv_layer & l) {
-        const ggml_tensor * t = value ? l.v : l.k;
-        return (int32_t) ggml_row_size(t->type, (int64_t) (value ? l.d_v : l.d_k)*l.n_head_kv);
-    });
-}
-
-int32_t llama_ecokv_get_layer(llama_context * ctx, int32_t layer, llama_ecokv_layer_info * info, float * sinks) {
-    return with_seq(ctx, 0, [&](const ecokv_seq & seq) -> int32_t {
-        if (layer < 0 || layer >= (int32_t) seq.layers.size()) {
-            return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "layer %d does not exist", layer);
-        }
-        const auto & l       = seq.layers[layer];
-        const auto & seen    = seq.store->layers[layer];
-        const auto & hparams = ctx->get_model().hparams;
-
-        *info = {
-            l.il, l.n_head, l.n_head_kv, l.d_k, l.d_v, l.k->type, l.v->type, seen.sinks != nullptr,
-            seen.kq_scale, hparams.attn_soft_cap ? hparams.f_attn_logit_softcapping : 0.0f,
-        };
-        if (sinks && seen.sinks) {
-            ggml_backend_tensor_get(seen.sinks, sinks, 0, ggml_nbytes(seen.sinks));
-        }
-        return LLAMA_ECOKV_OK;
-    });
-}
-
-int32_t llama_ecokv_get_rows(llama_context * ctx, llama_seq_id seq_id, int32_t layer, bool value, void * rows) {
-    return with_seq(ctx, seq_id, [&](const ecokv_seq & seq) -> int32_t {
-        if (layer < 0 || layer >= (int32_t) seq.layers.size()) {
-            return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "layer %d does not exist", layer);
-        }
-        llama_ecokv_access::settle(seq);
-
-        const auto & l = seq.layers[layer];
-        const auto * t = value ? l.v : l.k;
-
-        const int64_t d    = (int64_t) (value ? l.d_v : l.d_k)*l.n_head_kv;
-        const size_t  size = ggml_row_size(t->type, d);
-        auto        * out  = (uint8_t *) rows;
-        const auto    row  = seq.rows(layer);
-
-        if (!value || !seq.v_trans) {
-            for (int32_t r = 0; r < seq.n(); ++r) {
-                ggml_backend_tensor_get(t, out + r*size, row[r]*t->nb[1], size);
-            }
-            return seq.n();
-        }
-
-        const size_t es = ggml_type_size(t->type);
-        std::vector<uint8_t> channel(t->ne[1]*es);
-        for (int64_t i = 0; i < d; ++i) {
-            ggml_backend_tensor_get(t, channel.data(), i*channel.size(), channel.size());
-            for (int32_t r = 0; r < seq.n(); ++r) {
-                memcpy(out + r*size + i*es, channel.data() + row[r]*es, es);
-            }
-        }
-        return seq.n();
-    });
-}
-
-int32_t llama_ecokv_get_queries(llama_context * ctx, llama_seq_id seq_id, int32_t layer, float * q, llama_pos * pos) {
-    return with_seq(ctx, seq_id, [&](const ecokv_seq & seq) -> int32_t {
-        if (layer < 0 || layer >= (int32_t) seq.layers.size()) {
-            return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "layer %d does not exist", layer);
-        }
-        llama_ecokv_access::settle(seq);
-
-        const auto   slots = ecokv_valid_slots(seq);
-        const auto * t     = seq.store->layers[layer].q;
-
-        for (size_t j = 0; j < slots.size(); ++j) {
-            if (q) {
-                ggml_backend_tensor_get(t, q + j*t->ne[0], slots[j]*t->nb[1], t->nb[1]);
-            }
-            if (pos) {
-                pos[j] = seq.store->slots[slots[j]].pos;
-            }
-        }
-        return (int32_t) slots.size();
     });
 }
