@@ -21,7 +21,7 @@ PANELS: dict[str, tuple[str, ...]] = {
 }
 TITLES = {
     "pretrain": "1. tower: patches named right",
-    "adapt": "2. adapter on truth: answers right",
+    "adapt": "2. adapter: answers right, token by token",
     "joint": "3. tower and adapter: answers right",
 }
 SMOOTHING = 0.75
