@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
 from ecokv_local.cache_types import check_heads, check_pair, type_number
@@ -19,6 +19,7 @@ from ecokv_local.models import built_in
 if TYPE_CHECKING:
     from ecokv_local.context import Context
     from ecokv_local.projector import Projector
+    from ecokv_local.prompt import ChatTemplate
     from ecokv_local.session import Session
 
 _FLASH = {"auto": -1, "off": 0, "on": 1}
@@ -38,6 +39,12 @@ def _cores() -> int:
     """Cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # not everywhere
     return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+class Closable(Protocol):
+    """What has to be closed before the model it works on."""
+
+    def close(self) -> None: ...
 
 
 class Engine:
@@ -70,7 +77,7 @@ class Engine:
         self._adapters: list[Any] = []
         self._n_sight = 0  # the first of them are for conversations with images only
         self._projector: Projector | None = None
-        self._sessions: WeakSet[Session] = WeakSet()
+        self._users: WeakSet[Closable] = WeakSet()
         if flash_attn not in _FLASH:
             raise UsageError(f"flash_attn {flash_attn!r}", hint="choose from auto, on, off")
         for name, value, high in (
@@ -174,6 +181,13 @@ class Engine:
         return self._projector
 
     @property
+    def on_host(self) -> bool:
+        """Whether the model runs on the cores of this machine alone."""
+        from ecokv_local import native
+
+        return self._gpu_layers == 0 or not native.has_gpu()
+
+    @property
     def n_ctx_train(self) -> int:
         """Positions the model was trained on."""
         from ecokv_local import native
@@ -185,11 +199,12 @@ class Engine:
             raise StateError("the engine is closed")
         return self._ptr
 
-    def context(self, n_ctx: int | None = None) -> Context:
+    def context(
+        self, n_ctx: int | None = None, *, n_seq: int = 1, threads: int | None = None
+    ) -> Context:
         """A new cache of ``n_ctx`` cells (default: the engine's, else the model's own up to
-        4096).
+        4096) for each of ``n_seq`` sequences.
         """
-        from ecokv_local import native
         from ecokv_local.context import Context, ContextParams
 
         cells = self.n_ctx if n_ctx is None else n_ctx
@@ -200,13 +215,14 @@ class Engine:
             n_cells=cells,
             n_batch=self.n_batch,
             n_ubatch=self.n_ubatch,
-            threads=self.threads,
+            threads=threads or self.threads,
             flash_attn=_FLASH[self.flash_attn],
             type_k=type_number(self.cache_type_k),
             type_v=type_number(self.cache_type_v),
+            n_seq=n_seq,
         )
-        if self._gpu_layers == 0 or not native.has_gpu():
-            check_fits(self.meta, cells, params.type_k, params.type_v)
+        if self.on_host:
+            check_fits(self.meta, cells * n_seq, params.type_k, params.type_v)
         return Context(self._model(), params, self.adapters(seeing=False))
 
     def adapters(self, *, seeing: bool) -> list[Any]:
@@ -234,8 +250,23 @@ class Engine:
             sampling=sampling or SamplingConfig(),
             n_ctx=n_ctx,
         )
-        self._sessions.add(session)
+        self.attach(session)
         return session
+
+    def attach(self, user: Closable) -> None:
+        """``close`` closes this first: it works on the loaded model."""
+        self._users.add(user)
+
+    def chat_template(self) -> ChatTemplate:
+        """The chat template of the model. Raises TemplateError if it cannot be read."""
+        from ecokv_local.prompt import ChatTemplate
+
+        return ChatTemplate(
+            self.meta.chat_template,
+            name=self.model_path.name,
+            bos_token=self.vocab.text_of("bos"),
+            eos_token=self.vocab.text_of("eos"),
+        )
 
     def info(self) -> dict[str, Any]:
         """What is loaded, in words for people and programs."""
@@ -253,9 +284,9 @@ class Engine:
 
     def close(self) -> None:
         """Free everything, open sessions included."""
-        for session in list(self._sessions):
-            session.close()
-        self._sessions.clear()
+        for user in list(self._users):
+            user.close()
+        self._users.clear()
         if self._projector is not None:
             self._projector.close()
             self._projector = None

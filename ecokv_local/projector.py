@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,8 @@ class Projector:
         self, path: Path, model: Any, *, threads: int, use_gpu: bool, image_max_tokens: int | None
     ) -> None:
         self._mtmd = native.load_mtmd()
+        self._encoding = Lock()  # the native object holds one image's embeddings
+        self._n_embd = int(native.llama.llama_model_n_embd_inp(model))
         params = self._mtmd.mtmd_context_params_default()
         params.use_gpu, params.n_threads = use_gpu, threads
         params.print_timings, params.warmup = False, False
@@ -141,22 +144,33 @@ class Projector:
                 raise ImageError(f"{image.name}: the image did not reach the model")
         return result
 
+    def encode(self, chunk: Chunk) -> Any:
+        """The embeddings of an image chunk, a copy: floats ``[n_tokens, n_embd]``. Any thread may
+        call this, one at a time has its turn.
+        """
+        size = chunk.n_tokens * self._n_embd
+        with self._encoding:
+            if self._mtmd.mtmd_encode_chunk(self._ptr, chunk.handle) != 0:
+                raise ImageError(f"the image encoder failed: {native.log.take() or 'no detail'}")
+            result = (c.c_float * size)()
+            c.memmove(result, self._mtmd.mtmd_get_output_embd(self._ptr), c.sizeof(result))
+        return result
+
     def read_image(self, chunk: Chunk, context: Context) -> tuple[float, float]:
         """Encode an image chunk and append it; milliseconds of the encoder and of the model."""
         mtmd = self._mtmd
         native.log.take()
         start = perf_counter()
-        if mtmd.mtmd_encode_chunk(self._ptr, chunk.handle) != 0:
-            raise ImageError(f"the image encoder failed: {native.log.take() or 'no detail'}")
+        embeddings = self.encode(chunk)
         encoded = perf_counter()
         position = native.llama.llama_pos(0)
         status = mtmd.mtmd_helper_decode_image_chunk(
             self._ptr,
             context.ptr,
             chunk.handle,
-            mtmd.mtmd_get_output_embd(self._ptr),
+            embeddings,
             context.n_position,
-            0,
+            context.seq,
             context.n_batch,
             c.byref(position),
             mtmd.mtmd_helper_post_decode_callback(),

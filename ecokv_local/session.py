@@ -316,7 +316,7 @@ class Session:
             "n_cells_allocated": context.n_allocated,
             "flash_attn": "on" if context.flash_attn else "off",
             "cache_types": f"{self.engine.cache_type_k}/{self.engine.cache_type_v}",
-            "kv_bytes": per_row * self.n_rows,
+            "kv_bytes": per_row * self.n_rows - context.hole_bytes(),
             "kv_bytes_holes": context.hole_bytes(),
             "kv_bytes_allocated": context.kv_bytes() if per_row else 0,
             "n_evictions": self._n_evictions,

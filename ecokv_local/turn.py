@@ -224,6 +224,10 @@ class Turn:
             start += len(part)
             self._ms["prefill"] += (perf_counter() - clock) * 1e3
 
+    def add_prefill(self, seconds: float) -> None:
+        """Time that went into tokens of the prompt elsewhere."""
+        self._ms["prefill"] += seconds * 1e3
+
     # ---- eviction
 
     def _evict(self, pairs: int) -> None:
@@ -359,7 +363,7 @@ class Turn:
             n_image_tokens=self._n_image_tokens,
             n_kept=context.n_rows,
             n_evicted=self._n_evicted,
-            kv_bytes=per_row * context.n_rows,
+            kv_bytes=per_row * context.n_rows - context.hole_bytes(),
             kv_bytes_peak=per_row * max(self._rows_peak, context.n_rows),
             tokens_per_s=round(self._n_generated / seconds, 2) if seconds > 0 else 0.0,
             warnings=tuple(self.warnings),
