@@ -258,7 +258,7 @@ def test_p27_two_ctrl_c_in_a_row_leave(talk, session):
         ("/", [name for command in COMMANDS for name in command.names]),
         ("/set ", list(SETTABLE)),
         ("/set po", ["policy"]),
-        ("/set policy sn", ["snapkv"]),
+        ("/set policy sn", ["snapkv", "snapkv+ecokv"]),
         ("Hello /im", []),
         ("/clear ", []),
     ],
