@@ -181,6 +181,11 @@ class Engine:
         return self._projector
 
     @property
+    def cache_types(self) -> tuple[int, int]:
+        """Numbers of ``ggml_type`` of K and V."""
+        return type_number(self.cache_type_k), type_number(self.cache_type_v)
+
+    @property
     def on_host(self) -> bool:
         """Whether the model runs on the cores of this machine alone."""
         from ecokv_local import native
@@ -211,14 +216,15 @@ class Engine:
         if cells is None:
             cells = min(self.n_ctx_train, DEFAULT_CELLS)
         whole_number("ctx-size", cells, 1, MAX_CELLS)
+        type_k, type_v = self.cache_types
         params = ContextParams(
             n_cells=cells,
             n_batch=self.n_batch,
             n_ubatch=self.n_ubatch,
             threads=threads or self.threads,
             flash_attn=_FLASH[self.flash_attn],
-            type_k=type_number(self.cache_type_k),
-            type_v=type_number(self.cache_type_v),
+            type_k=type_k,
+            type_v=type_v,
             n_seq=n_seq,
         )
         if self.on_host:

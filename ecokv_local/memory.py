@@ -30,6 +30,19 @@ def physical_bytes() -> int | None:
         return None
 
 
+def free_bytes() -> int | None:
+    """Main memory that can be had without swapping, None where the system does not tell."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+        return None
+    except (OSError, ValueError, IndexError):
+        total = physical_bytes()  # not Linux
+        return None if total is None else total // 2
+
+
 def check_fits(meta: GgufMeta, n_cells: int, type_k: int, type_v: int) -> None:
     """Raises MemoryLimitError for a cache larger than main memory.
 
