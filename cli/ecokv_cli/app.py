@@ -10,9 +10,10 @@ from typing import Annotated, Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ecokv_cli.commands import chat, validate
-from ecokv_cli.options import BY_NAME, Setting
+from ecokv_cli.commands import caption, chat, validate
+from ecokv_cli.options import BY_NAME
 from ecokv_cli.output import Output
+from ecokv_cli.setting import Setting
 from ecokv_cli.settings import resolve
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -25,17 +26,19 @@ DESCRIPTION = (
 class GroupedCommand(TyperCommand):
     """Lists flags under the title of their group, in the order they are declared.
 
-    ``settings`` are those of the command, by name: it may word one of them in its own way.
+    ``settings`` are those of the command, by name: it may word one of them in its own way;
+    ``argument`` is how it calls its argument, and what that is.
     """
 
     settings: ClassVar[Mapping[str, Setting]] = BY_NAME
+    argument: ClassVar[tuple[str, str]] = ("[PROMPT]", "Question, as with -p.")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         rows: dict[str, list[tuple[str, str]]] = {}
         for param in self.params:
             setting = self.settings.get(str(param.name))
             if param.param_type_name == "argument":
-                rows.setdefault("Arguments", []).append(("[PROMPT]", "Question, as with -p."))
+                rows.setdefault("Arguments", []).append(self.argument)
             elif setting is not None:
                 rows.setdefault(setting.group, []).append((_spelling(setting), setting.help))
         rows.setdefault("Output", []).append(("-h, --help", "Show this and exit."))
@@ -52,9 +55,12 @@ def _spelling(setting: Setting) -> str:
 
 
 def _callback(module: ModuleType) -> Callable[..., int]:
-    """The function that Typer calls for a command: flags in, settings resolved, `run` called."""
+    """The function that Typer calls for a command: flags in, settings resolved, `run` called with
+    the argument: one text or none, or a list if the command takes several.
+    """
+    many = module in _WITH_PATHS
 
-    def command(prompt_argument: str | None = None, **flags: Any) -> int:
+    def command(argument: Any = None, **flags: Any) -> int:
         settings = resolve(module.NAME, module.GROUPS, flags)
         out = Output(
             as_json=settings.get("json", False),
@@ -64,10 +70,12 @@ def _callback(module: ModuleType) -> Callable[..., int]:
         )
         for warning in settings.warnings:
             out.warn(warning)
-        return int(module.run(settings, out, prompt_argument))
+        return int(module.run(settings, out, argument))
 
+    kind: Any = list[str] | None if many else str | None
+    metavar = "PATH" if many else "PROMPT"
     parameters = [
-        _parameter("prompt_argument", str | None, typer.Argument(metavar="PROMPT")),
+        _parameter("argument", kind, typer.Argument(metavar=metavar)),
         *(_flag(setting) for setting in module.GROUPS),
     ]
     command.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
@@ -129,10 +137,20 @@ def _program(
         raise typer.Exit
 
 
-for _module in (chat, validate):
+def _class(module: ModuleType) -> type[GroupedCommand]:
+    fields: dict[str, Any] = {"settings": {s.name: s for s in module.GROUPS}}
+    if module in _WITH_PATHS:
+        fields["argument"] = module.ARGUMENT
+    return type("Command", (GroupedCommand,), fields)
+
+
+#: Commands whose argument is a list of paths.
+_WITH_PATHS = (caption,)
+
+for _module in (chat, caption, validate):
     app.command(
         _module.NAME,
-        cls=type("Command", (GroupedCommand,), {"settings": {s.name: s for s in _module.GROUPS}}),
+        cls=_class(_module),
         help=_module.HELP,
         epilog=_module.EPILOG,
         context_settings=CONTEXT,

@@ -44,6 +44,24 @@ def open_engine(settings: Settings, progress: Any) -> Engine:
     )
 
 
+def model_values_of(settings: Settings) -> dict[str, Any]:
+    """What a manifest calls the model that the settings name; nothing is loaded or fetched."""
+    from ecokv_local.caption.config import model_values
+
+    names = ("cache_type_k", "cache_type_v", "image_max_tokens")
+    more = {name: settings.get(name) for name in names}
+    model, mmproj, lora = (settings.get(name) for name in ("model", "mmproj", "lora"))
+    repo = settings.get("hf_repo")
+    if repo is not None:
+        return model_values("", mmproj, lora or (), **more) | {"model": repo}
+    if model is None:
+        from ecokv_local.models import built_in
+
+        files = built_in()
+        model, mmproj, lora = files.model, mmproj or files.mmproj, [*files.lora, *(lora or ())]
+    return model_values(model, mmproj, lora or (), **more)
+
+
 def open_session(
     engine: Engine, settings: Settings, eviction: EvictionConfig, sampling: SamplingConfig
 ) -> Session:

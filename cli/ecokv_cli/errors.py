@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-OK, FAILURE, USAGE, MEMORY, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 5, 130, 141
+OK, FAILURE, USAGE, SOME_FAILED, MEMORY, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 3, 5, 130, 141
 
 #: click's base class of usage errors, wherever this version of typer keeps click.
 ClickError: type[Exception] = next(

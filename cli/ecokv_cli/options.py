@@ -6,58 +6,13 @@ name the groups they take; nothing about a setting is written anywhere else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ecokv_cli import values
-from ecokv_cli.values import Parser
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One thing a user can set. `flags` are in the order shown; `off` turns a switch off."""
-
-    name: str
-    flags: tuple[str, ...]
-    metavar: str
-    help: str
-    parse: Parser
-    group: str = ""
-    many: bool = False
-    off: str = ""
-    is_path: bool = False
-
-    @property
-    def is_switch(self) -> bool:
-        return bool(self.off)
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Names in `ecokv.toml`: the long flags without their dashes."""
-        return tuple(flag[2:] for flag in self.flags if flag.startswith("--"))
-
-    @property
-    def environment(self) -> tuple[str, ...]:
-        return tuple("ECOKV_" + key.upper().replace("-", "_") for key in self.keys)
-
-    @property
-    def label(self) -> str:
-        """How messages name the flag: the first long spelling."""
-        return f"--{self.keys[0]}"
-
-
-def _switch(name: str, flags: tuple[str, ...], off: str, help: str) -> Setting:
-    return Setting(name, flags, "", help, values.switch, off=off)
-
-
-def _group(title: str, *settings: Setting) -> tuple[Setting, ...]:
-    from dataclasses import replace
-
-    return tuple(replace(setting, group=title) for setting in settings)
-
+from ecokv_cli.batch_options import BATCH
+from ecokv_cli.setting import Setting, group, switch
 
 _count = values.integer
 
-MODEL = _group(
+MODEL = group(
     "Model",
     Setting(
         "model",
@@ -91,10 +46,10 @@ MODEL = _group(
         many=True,
         is_path=True,
     ),
-    _switch("offline", ("--offline",), "--online", "Never use the network."),
+    switch("offline", ("--offline",), "--online", "Never use the network."),
 )
 
-PROMPT = _group(
+PROMPT = group(
     "Prompt",
     Setting(
         "image",
@@ -122,7 +77,7 @@ PROMPT = _group(
     ),
 )
 
-RUNTIME = _group(
+RUNTIME = group(
     "Run",
     Setting(
         "ctx_size",
@@ -179,7 +134,7 @@ RUNTIME = _group(
     ),
 )
 
-SAMPLING = _group(
+SAMPLING = group(
     "Sampling",
     Setting(
         "temp", ("--temp",), "T", "Temperature; 0 is greedy [0].", values.number(0, like="0.7")
@@ -210,7 +165,7 @@ SAMPLING = _group(
     ),
 )
 
-EVICTION = _group(
+EVICTION = group(
     "Eviction",
     Setting(
         "budget",
@@ -240,15 +195,15 @@ EVICTION = _group(
     ),
 )
 
-OUTPUT = _group(
+OUTPUT = group(
     "Output",
-    _switch("json", ("--json",), "--no-json", "One JSON object per answer."),
-    _switch("no_stream", ("--no-stream",), "--stream", "Print the answer when it is complete."),
-    _switch("stats", ("--stats",), "--no-stats", "Print what ran, measured, after each answer."),
-    _switch("verbose", ("-v", "--verbose"), "--no-verbose", "Tell more, llama.cpp's log included."),
-    _switch("quiet", ("-q", "--quiet"), "--no-quiet", "No progress and no notes; warnings stay."),
+    switch("json", ("--json",), "--no-json", "One JSON object per answer."),
+    switch("no_stream", ("--no-stream",), "--stream", "Print the answer when it is complete."),
+    switch("stats", ("--stats",), "--no-stats", "Print what ran, measured, after each answer."),
+    switch("verbose", ("-v", "--verbose"), "--no-verbose", "Tell more, llama.cpp's log included."),
+    switch("quiet", ("-q", "--quiet"), "--no-quiet", "No progress and no notes; warnings stay."),
 )
 
 ALL: tuple[Setting, ...] = (*MODEL, *PROMPT, *RUNTIME, *SAMPLING, *EVICTION, *OUTPUT)
-BY_NAME: dict[str, Setting] = {setting.name: setting for setting in ALL}
-BY_KEY: dict[str, Setting] = {key: setting for setting in ALL for key in setting.keys}
+BY_NAME: dict[str, Setting] = {setting.name: setting for setting in (*ALL, *BATCH)}
+BY_KEY: dict[str, Setting] = {key: setting for setting in (*ALL, *BATCH) for key in setting.keys}

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from ecokv_cli.errors import usage
-from ecokv_cli.options import BY_KEY, BY_NAME, Setting
+from ecokv_cli.options import BY_KEY, BY_NAME
+from ecokv_cli.setting import Setting
 from ecokv_cli.values import BadValue
 
 FILE_NAME = "ecokv.toml"
 #: Commands that may have a table of their own in it.
-COMMANDS = ("chat", "validate")
+COMMANDS = ("chat", "caption", "validate")
 #: `ECOKV_` variables that are not settings.
 OTHER_VARIABLES = frozenset(
     {"ECOKV_HOME", "ECOKV_DEBUG", "ECOKV_LIB_DIR", "ECOKV_CACHE", "ECOKV_LLAMA_ARCHIVE"}

@@ -1,21 +1,32 @@
-"""Tables on standard output: Rich on a terminal, aligned plain text elsewhere."""
+"""Tables: Rich on a terminal, aligned plain text elsewhere."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from ecokv_cli.output import is_terminal, visible
 
 Rows = Sequence[Sequence[str]]
 
 
-def show(title: str, header: Sequence[str], rows: Rows, *, text_columns: int = 1) -> None:
-    """Print a table. The first ``text_columns`` are aligned to the left, the others are numbers."""
-    if is_terminal(sys.stdout):
-        _rich(title, header, rows, text_columns)
+def show(
+    title: str,
+    header: Sequence[str],
+    rows: Rows,
+    *,
+    text_columns: int = 1,
+    stream: TextIO | None = None,
+) -> None:
+    """Print a table, to standard output if no stream is named. The first ``text_columns`` are
+    aligned to the left, the others are numbers.
+    """
+    stream = stream or sys.stdout
+    if is_terminal(stream):
+        _rich(title, header, rows, text_columns, stream)
     else:
-        print("\n".join([title, *plain(header, rows, text_columns), ""]))
+        print("\n".join([title, *plain(header, rows, text_columns), ""]), file=stream)
 
 
 def plain(header: Sequence[str], rows: Rows, text_columns: int = 1) -> list[str]:
@@ -31,7 +42,7 @@ def plain(header: Sequence[str], rows: Rows, text_columns: int = 1) -> list[str]
     ]
 
 
-def _rich(title: str, header: Sequence[str], rows: Rows, text_columns: int) -> None:
+def _rich(title: str, header: Sequence[str], rows: Rows, text_columns: int, stream: TextIO) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -43,4 +54,4 @@ def _rich(title: str, header: Sequence[str], rows: Rows, text_columns: int) -> N
         table.add_column(Text(name), justify="left" if left else "right", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(visible(cell)) for cell in row))  # never parsed as markup
-    Console(highlight=False, markup=False, emoji=False).print(table)
+    Console(file=stream, highlight=False, markup=False, emoji=False).print(table)

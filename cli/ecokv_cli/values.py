@@ -121,6 +121,11 @@ def gpu_layers(value: str) -> int | str:
     return layers
 
 
+def parallel(value: str) -> int | str:
+    """A number of sequences, or `auto`."""
+    return value if value == "auto" else int(integer(1, 1024, like="auto")(value))
+
+
 def prefill(value: str) -> str:
     """How the prompt is evaluated; chunked prefill is not part of this version."""
     if value == "chunked":

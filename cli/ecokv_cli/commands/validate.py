@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from ecokv_cli import engines, inputs, tables, values
 from ecokv_cli.errors import FAILURE, OK, usage
 from ecokv_cli.interrupts import Interrupts
-from ecokv_cli.options import EVICTION, MODEL, OUTPUT, PROMPT, RUNTIME, Setting
+from ecokv_cli.options import EVICTION, MODEL, OUTPUT, PROMPT, RUNTIME
 from ecokv_cli.output import Output
+from ecokv_cli.setting import Setting
 from ecokv_cli.settings import Settings
 
 if TYPE_CHECKING:
