@@ -137,12 +137,10 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--pace", type=float, default=2.0, help="seconds that a few pictures take")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("flags", nargs="*", help="for ecokv caption, behind --")
-    args, more = parser.parse_known_args()
+    args, flags = parser.parse_known_args()  # all others are for ecokv caption
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         draw_scenes(folder, args.scenes)
-        flags = [*more, *args.flags]
         figures = kill_and_resume(
             folder, args.scenes, args.kills, flags, seed=args.seed, pace=args.pace
         )
