@@ -229,29 +229,46 @@ def test_P27_ctrl_c_finishes_the_picture_in_work(
         assert len(manifest.state.files) == done
 
 
+#: `ecokv`, and a line on standard error when the first token of a caption is there.
+TELLING = """
+import sys
+from ecokv_cli.main import main
+from ecokv_local.turn import Turn
+
+accept = Turn.accept
+
+def first(turn, *arguments):
+    Turn.accept = accept
+    print("the first token", file=sys.stderr, flush=True)
+    return accept(turn, *arguments)
+
+Turn.accept = first
+sys.exit(main())
+"""
+
+
 @pytest.mark.slow
 def test_P27_a_second_ctrl_c_stops_now(tmp_path: Path, smollm2_path: Path) -> None:
     """While one long caption is being made by a model that does not stop by itself."""
     draw_scenes(tmp_path, 2)
     (tmp_path / "g").write_text('root ::= "a "+')
     flags = ["-t", "1", "-n", "2000", "--grammar-file", str(tmp_path / "g")]
+    python, _, _, *arguments = command(tmp_path, flags)
     process = subprocess.Popen(
-        command(tmp_path, flags),
+        [python, "-c", TELLING, *arguments],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         env=environment(),
+        text=True,
     )
-    while not (tmp_path / FILE_NAME).exists():
-        time.sleep(0.1)
-    time.sleep(4)
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
-    assert process.poll() is None
-    clock = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 130 and time.monotonic() - clock < 2
-    assert process.stderr is not None
-    process.stderr.close()
+    with process:
+        assert process.stderr is not None
+        assert "the first token\n" in iter(process.stderr.readline, "")
+        process.send_signal(signal.SIGINT)
+        assert any("again stops now" in line for line in iter(process.stderr.readline, ""))
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
     with Manifest(tmp_path / FILE_NAME) as manifest:
         assert manifest.state.n_damaged == 0 and not manifest.state.files
 
