@@ -220,7 +220,7 @@ static void test_sequences_side_by_side(const tiny_model & m) {
             };
             const double diff = max_diff(both(true), both(false));
             printf("  side by side, fa %d, unified %d: off by %.2g\n", fa, unified, diff);
-            CHECK(diff < (fa ? 2e-3 : 1e-4));
+            CHECK(diff < 2e-3); // one row and three take other kernels on some CPUs
         }
     }
 }
