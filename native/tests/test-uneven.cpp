@@ -446,16 +446,6 @@ static std::vector<std::vector<int32_t>> plan(const features & f, const llama_ec
     return res;
 }
 
-static features random_features(int n_layer, int n_head, int n, unsigned seed) {
-    std::mt19937 rng(seed);
-    std::uniform_real_distribution<float> u(0.01f, 1.0f);
-    features f(n_layer, n_head, n);
-    for (auto * v : { &f.attn, &f.attn_last, &f.key_norm, &f.key_cos, &f.key_euc, &f.value_norm }) {
-        std::generate(v->begin(), v->end(), [&]() { return u(rng); });
-    }
-    return f;
-}
-
 static void test_head_budgets() {
     const int H = 4;
     auto f = random_features(2, H, 400, 1);
