@@ -398,6 +398,7 @@ def test_auto(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert one is not None
     monkeypatch.setattr(parallel_auto, "free_bytes", lambda: one * parallel_auto._SHARE * 3)
     assert auto_parallel(engine) in (1, 2)  # three would fit
+    assert [auto_parallel(engine, n) for n in (1, 2, 9)] == [1, 2, 3]  # nothing is tried
 
 
 def test_many_requests_do_not_grow_the_process(engine: Engine) -> None:  # P19
