@@ -11,6 +11,9 @@ is printed: by how much the one was ahead of the other in the single run.
 ``--mtmd-cli`` is a llama-mtmd-cli (started for every image) and ``--stock`` a folder of libraries,
 both of the unpatched llama.cpp, for the comparison of one at a time; ``other_worker.py`` runs
 llama_cpp's own chat handler on those libraries.
+
+The built-in model says little. ``--tokens 128`` lets the ways of this package make captions of just
+so many tokens: the end of the text is not listened to.
 """
 
 from __future__ import annotations
@@ -66,8 +69,10 @@ def cpu_seconds() -> float:
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
-def run_library(engine: Engine, way: Way, files: list[Path], parallel: int, budget: Any) -> None:
-    requests = [Request(str(path), PROMPT, (path,), 64) for path in files]
+def run_library(
+    engine: Engine, way: Way, files: list[Path], parallel: int, budget: Any, tokens: int = 64
+) -> None:
+    requests = [Request(str(path), PROMPT, (path,), tokens) for path in files]
     eviction = EvictionConfig(budget=budget)
     wall, cpu = time.perf_counter(), cpu_seconds()
     for request, answer in generate(engine, requests, parallel=parallel, eviction=eviction):
@@ -179,6 +184,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=96, help="in all")
     parser.add_argument("--rounds", type=int, default=3, help="in which the ways take turns")
     parser.add_argument("--objects", type=int, default=1, help="at least so many in each picture")
+    parser.add_argument("--tokens", type=int, help="of each caption, whatever the model wants")
     parser.add_argument("--parallel", type=int, default=8)
     parser.add_argument("--budget", default="64")
     parser.add_argument("--threads", type=int, default=2)
@@ -199,12 +205,15 @@ def main() -> None:
         handler, cli = Way("llama_cpp handler"), Way("llama-mtmd-cli")
         ways += [handler] if other else []
         ways += [cli] if args.stock and args.mtmd_cli else []
+        tokens = args.tokens or 64
+        if args.tokens:
+            engine.vocab.ends = lambda token: False  # type: ignore[method-assign]
         run_library(engine, Way("warm-up"), files[:2], 1, None)
         for part in np.array_split(np.arange(len(files)), args.rounds):
             block = [files[i] for i in part]
-            run_library(engine, full, block, 1, None)
-            run_library(engine, wide, block, args.parallel, args.budget)
-            run_library(engine, small, block, 1, args.budget)
+            run_library(engine, full, block, 1, None, tokens)
+            run_library(engine, wide, block, args.parallel, args.budget, tokens)
+            run_library(engine, small, block, 1, args.budget, tokens)
             if other:
                 other.run(handler, block)
             if cli in ways:
