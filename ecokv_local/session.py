@@ -11,9 +11,10 @@ from ecokv_local.budget import Budget
 from ecokv_local.config import EvictionConfig, SamplingConfig
 from ecokv_local.context import Mark
 from ecokv_local.errors import ImageError, StateError, UsageError
+from ecokv_local.groups import Texts
 from ecokv_local.images import ImageInput
 from ecokv_local.messages import Message
-from ecokv_local.prompt import MEDIA_MARKER
+from ecokv_local.prompt import MEDIA_MARKER, neutralise
 from ecokv_local.turn import Turn
 
 if TYPE_CHECKING:
@@ -227,7 +228,9 @@ class Session:
         again = before.end.n_position == 0 and len(conversation) > 1
         turn = Turn(self, max_tokens, [*notes, *rendered.warnings], again=again)
         try:
-            yield from turn.run(rendered.text[len(before.text) :], images[before.n_images :])
+            texts = texts_of(self.system, message)
+            new = rendered.text[len(before.text) :]
+            yield from turn.run(new, images[before.n_images :], texts)
         except GeneratorExit:
             if self._context is not None:
                 self._keep(turn, conversation, rendered.text, len(images), before)
@@ -374,6 +377,11 @@ def check_text(what: str, text: str) -> None:
 def with_system(system: str | None, conversation: list[Message]) -> list[Message]:
     """A conversation with its system prompt, if there is one."""
     return [Message("system", system), *conversation] if system else conversation
+
+
+def texts_of(system: str | None, message: Message) -> Texts:
+    """The texts of a prompt that can be protected, as they are rendered."""
+    return Texts(neutralise(system or "").strip(), neutralise(message.text).strip())
 
 
 def _last(events: Iterator[Event]) -> Answer:

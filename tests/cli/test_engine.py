@@ -170,7 +170,7 @@ def test_bad_input_in_a_conversation(eyes, tmp_path):
         talk.line("What is it?")
         talk.wait("\n> ", 60)
         talk.line("/show")
-        assert "messages   2" in talk.wait("cells")
+        assert "messages      2" in talk.wait("cells")
         talk.wait("\n> ")
         talk.line("/stats")
         assert "n_evictions" in talk.wait("il  n_head_kv")
@@ -198,7 +198,7 @@ def test_p01_more_pictures_than_fit(eyes):
         talk.line("Hi")
         talk.wait("\n> ", 60)
         talk.line("/show")
-        assert "messages   2" in talk.wait("cells")
+        assert "messages      2" in talk.wait("cells")
     finally:
         talk.close()
 
