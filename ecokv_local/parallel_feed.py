@@ -16,8 +16,9 @@ from ecokv_local.engine import DEFAULT_CELLS
 from ecokv_local.errors import EcokvError, MemoryLimitError, StateError
 from ecokv_local.groups import Span, spans_of
 from ecokv_local.memory import kv_bytes
-from ecokv_local.session import check_max_tokens, texts_of, user_message, with_system
+from ecokv_local.session import check_max_tokens, texts_of, user_message
 from ecokv_local.turn import prompt_chunks
+from ecokv_local.window import with_system
 
 if TYPE_CHECKING:
     from ecokv_local.engine import Engine

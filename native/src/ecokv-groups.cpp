@@ -74,10 +74,9 @@ int32_t ecokv_groups_select(const ecokv_head & h, const llama_ecokv_config & c, 
 
         member m = { {}, 0 };
         int32_t n_held = 0; // sinks and recents of the group
-        for (int32_t r = h.first; r < h.n; ++r) {
-            if (pos[r] < group.p0 || pos[r] >= group.p1) {
-                continue;
-            }
+        const auto * p0 = std::lower_bound(pos + h.first, pos + h.n, group.p0); // positions ascend
+        const auto * p1 = std::lower_bound(p0, pos + h.n, group.p1);
+        for (int32_t r = (int32_t) (p0 - pos); r < p1 - pos; ++r) {
             if (r < h.lo || r >= h.hi) {
                 n_held++;
             } else if (std::isfinite(score[r - h.lo])) {
