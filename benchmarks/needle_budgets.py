@@ -11,6 +11,7 @@ by one, and what is above the budget is evicted after each, when the question is
 from __future__ import annotations
 
 import argparse
+import ctypes as c
 import json
 import sys
 import time
@@ -45,9 +46,18 @@ class Reader:
         self.streams.context.set_adapters(engine.adapters(seeing=True))
         self.stream = self.streams.all[0]
         self.template = engine.chat_template()
+        assert engine.projector is not None
+        self._encode, self._encoded = engine.projector.encode, dict[int, Any]()
+        engine.projector.encode = self._once  # type: ignore[method-assign]
+
+    def _once(self, chunk: Chunk) -> Any:
+        key = c.cast(chunk.handle, c.c_void_p).value or 0
+        if key not in self._encoded:
+            self._encoded[key] = self._encode(chunk)
+        return self._encoded[key]
 
     def item(
-        self, case: Any, budgets: Sequence[str], *, chunked: bool
+        self, case: Any, budgets: Sequence[str], keeps: Sequence[str], *, chunked: bool
     ) -> dict[tuple[str, str], float | None]:
         """Scores by (budget, what is kept); None where that is refused."""
         engine, stream = self.engine, self.stream
@@ -61,13 +71,14 @@ class Reader:
         with projector.chunks(text.split(MEDIA_MARKER), loaded, add_special=False) as chunks:
             spans = spans_of(engine.vocab, text, chunks, 0, Texts("", asked))
             stream.clear()
+            self._encoded.clear()
             self._read(chunks[:-1])
             prefix = stream.save()
             for budget in ("full", *budgets):
-                for name, keep in KEEP.items() if budget != "full" else [("-", {})]:
+                for name in keeps if budget != "full" else ["-"]:
                     config = None
                     if budget != "full":
-                        config = EvictionConfig(self.policy, budget=budget, **keep)
+                        config = EvictionConfig(self.policy, budget=budget, **KEEP[name])
                         n_prompt = sum(chunk.n_tokens for chunk in chunks)
                         pairs = config.pairs(n_prompt, 1)
                         try:
@@ -122,6 +133,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after so many")
     parser.add_argument("--budgets", nargs="+", default=["5%", "10%", "20%", "50%"])
+    parser.add_argument("--keep", nargs="+", default=list(KEEP), choices=list(KEEP))
     parser.add_argument("--prefill", choices=["whole", "chunked"], default="whole")
     parser.add_argument("--policy", default="ecokv")
     parser.add_argument("--threads", type=int, default=2)
@@ -136,7 +148,7 @@ def main() -> None:
                 break
             case = needle(seed, args.images, "validation")
             chunked = args.prefill == "chunked"
-            for key, value in reader.item(case, args.budgets, chunked=chunked).items():
+            for key, value in reader.item(case, args.budgets, args.keep, chunked=chunked).items():
                 found.setdefault(key, []).append(value)
             n += 1
             print(f"\r{n}/{args.items}", end="", file=sys.stderr)
