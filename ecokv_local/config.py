@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from ecokv_local.budget import Budget
 from ecokv_local.errors import BudgetError, UsageError
+from ecokv_local.groups import parse_image_budget, parse_protect
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,8 @@ class EvictionConfig:
     ``layer_budgets`` and ``head_budgets`` share the budget out unevenly, with any policy: the last
     layer of a pyramid keeps 1/``beta`` of it, every head of ``ada`` is sure of the share ``floor``.
     ``shrink`` gives memory back while an answer is generated; the next prompt takes what it needs.
+    ``image_budget``, a number or a share such as "25%", is what every image keeps at least of its
+    KV pairs; ``protect`` names texts that stay whole: "system", "question".
     """
 
     policy: str = "ecokv"
@@ -101,6 +104,8 @@ class EvictionConfig:
     beta: float = 20.0
     floor: float = 0.2
     shrink: bool = True
+    image_budget: Budget | str | int | None = None
+    protect: tuple[str, ...] | str = ()
 
     def __post_init__(self) -> None:
         _choice("policy", self.policy, list(POLICIES))
@@ -129,8 +134,19 @@ class EvictionConfig:
             raise UsageError(f"beta {self.beta}: a number from 1 on is needed")
         _choice("layer_budgets", self.layer_budgets, LAYER_BUDGETS)
         _choice("head_budgets", self.head_budgets, HEAD_BUDGETS)
+        self._check_groups()
         if isinstance(self.budget, Budget) and self.budget.unit == "pairs" and self.enabled:
             self.pairs(0, 1)
+
+    def _check_groups(self) -> None:
+        object.__setattr__(self, "protect", parse_protect(self.protect))
+        if self.image_budget is not None:
+            object.__setattr__(self, "image_budget", parse_image_budget(self.image_budget))
+        if (self.protect or self.image_budget is not None) and (self.pyramid or self.ada):
+            raise UsageError(
+                "image-budget and protect need a budget that is the same in all layers and heads",
+                hint="leave them out, or use another policy than pyramid and ada",
+            )
 
     @property
     def n_sinks(self) -> int:

@@ -22,6 +22,7 @@ from ecokv_local.config import (
     EvictionConfig,
 )
 from ecokv_local.errors import EcokvError, MemoryLimitError, StateError, UsageError
+from ecokv_local.groups import Group, Span, before, groups_of
 
 
 class Mark(NamedTuple):
@@ -94,8 +95,10 @@ class EvictionResult:
         return self.t_features_ms + self.t_plan_ms + self.t_apply_ms
 
 
-def native_config(config: EvictionConfig, pairs: int) -> native.Config:
-    """``llama_ecokv_config`` of a config with a budget of ``pairs``."""
+def native_config(
+    config: EvictionConfig, pairs: int, groups: Sequence[Group] = ()
+) -> native.Config:
+    """``llama_ecokv_config`` of a config with a budget of ``pairs``, and what has to stay."""
     fixed = not isinstance(config.head_weight, str)
     return native.Config(
         policy=native.check(native.lib.llama_ecokv_policy_by_name(config.policy.encode())),
@@ -115,6 +118,10 @@ def native_config(config: EvictionConfig, pairs: int) -> native.Config:
         head_budgets=HEAD_BUDGETS.index(config.head_budgets),
         beta=config.beta,
         floor=config.floor,
+        groups=(native.Group * len(groups))(
+            *[native.Group(g.start, g.end, -1 if g.floor is None else g.floor) for g in groups]
+        ),
+        n_groups=len(groups),
     )
 
 
@@ -135,6 +142,8 @@ class Context:
     """
 
     seq = 0
+    #: Images and texts that were read and may have to stay: whoever reads a prompt adds them.
+    spans: tuple[Span, ...] = ()
 
     def __init__(self, model: Any, params: ContextParams, adapters: Sequence[Any] = ()) -> None:
         llama = native.llama
@@ -284,6 +293,7 @@ class Context:
     def clear(self) -> None:
         """Forget everything."""
         native.llama.llama_memory_clear(native.llama.llama_get_memory(self.ptr), True)
+        self.spans = ()
         self._rows = self.n_position = self.n_tokens = 0
 
     def mark(self) -> Mark:
@@ -307,6 +317,7 @@ class Context:
         if not native.llama.llama_memory_seq_rm(memory, self.seq, n_position, -1):
             return False
         self.n_position, self._rows, self.n_tokens = mark
+        self.spans = before(self.spans, n_position)
         return True
 
     # ---- eviction
@@ -378,9 +389,12 @@ class Context:
         return native.check(plan_max(c.byref(settings), shape.n_layer, shape.n_head_kv, n_rows))
 
     def evict(self, config: EvictionConfig, pairs: int) -> EvictionResult:
-        """Down to ``pairs`` rows per layer and KV head (on average)."""
+        """Down to ``pairs`` rows per layer and KV head (on average), by the spans of the sequence.
+
+        Raises BudgetError where what has to stay does not fit; nothing has changed then.
+        """
         result = native.Result()
-        settings = native_config(config, pairs)
+        settings = native_config(config, pairs, groups_of(config, self.spans))
         status = native.lib.llama_ecokv_evict(
             self.ptr, self.seq, c.byref(settings), c.byref(result)
         )

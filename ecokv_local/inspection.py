@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from ecokv_local import native
 from ecokv_local.config import GQA, EvictionConfig
 from ecokv_local.context import Context, native_config
+from ecokv_local.groups import Group, groups_of
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -66,11 +68,13 @@ def _struct(arrays: dict[str, Any], sinks: int, recent: int, gqa: str) -> native
     )
 
 
-def plan(arrays: dict[str, Any], config: EvictionConfig, pairs: int) -> I32:
+def plan(
+    arrays: dict[str, Any], config: EvictionConfig, pairs: int, groups: Sequence[Group] = ()
+) -> I32:
     """Ranks that stay, ``[n_layer, n_kv_heads, n_keep]``, -1 before those of heads that keep fewer;
-    pure."""
+    pure. ``groups`` need ``pos`` in the arrays: true positions, as ``kept`` gives them."""
     struct = _struct(arrays, config.n_sinks, config.n_recent, config.gqa)
-    settings = native_config(config, pairs)
+    settings = native_config(config, pairs, groups)
     heads = (struct.n_layer, struct.n_head_kv)
     most = native.check(native.lib.llama_ecokv_plan_max(c.byref(settings), *heads, struct.n))
     keep = np.zeros(heads[0] * heads[1] * most, np.int32)
@@ -116,7 +120,7 @@ def choose(context: Context, config: EvictionConfig, pairs: int) -> I32:
     sizes = shape(context)
     heads = (sizes.n_layer, sizes.n_head_kv)
     keep = np.zeros(heads[0] * heads[1] * context.n_rows, np.int32)
-    settings = native_config(config, pairs)
+    settings = native_config(config, pairs, groups_of(config, context.spans))
     n_keep = native.check(
         native.lib.llama_ecokv_choose(
             context.ptr, _SEQ, c.byref(settings), _pointer(keep, native.IntP), None

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from ecokv_local.images import ImageInput
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Message:
     """One message: ``role`` is "system", "user" or "assistant"; images stand before the text."""
 

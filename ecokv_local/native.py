@@ -25,7 +25,7 @@ from ecokv_local.errors import (
     UsageError,
 )
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 _REBUILD = "reinstall the package: pip install --force-reinstall --no-deps ecokv-local"
 
@@ -95,6 +95,12 @@ class Params(_Struct):
     _fields_ = _ints("n_window n_rollback path")
 
 
+class Group(_Struct):
+    """``llama_ecokv_group``"""
+
+    _fields_ = _ints("p0 p1 floor")
+
+
 class Config(_Struct):
     """``llama_ecokv_config``"""
 
@@ -106,6 +112,8 @@ class Config(_Struct):
         *_ints("layer_budgets head_budgets"),
         ("beta", c.c_float),
         ("floor", c.c_float),
+        ("groups", c.POINTER(Group)),
+        ("n_groups", c.c_int32),
     ]
 
 
@@ -138,6 +146,7 @@ class Features(_Struct):
             ]
         ],
         ("head_first", IntP),
+        ("pos", IntP),
     ]
 
 

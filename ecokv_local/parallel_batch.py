@@ -42,7 +42,7 @@ class _Lane:
         seconds = perf_counter() - clock
         self.turn = Turn(self, request.max_tokens, list(prepared.warnings), n_shared=n_shared)
         self.turn.add_prefill(seconds)
-        for _ in self.turn.read(chunks[1:] if n_shared else chunks):
+        for _ in self.turn.read(chunks[1:] if n_shared else chunks, prepared.spans):
             pass
 
     def draw(self, output: int) -> bool:

@@ -45,6 +45,7 @@ class Stream(Context):
         """Forget everything of this sequence."""
         memory = native.llama.llama_get_memory(self.ptr)
         native.llama.llama_memory_seq_rm(memory, self.seq, -1, -1)
+        self.spans = ()
         self._rows = self.n_position = self.n_tokens = 0
 
     def save(self) -> Saved:

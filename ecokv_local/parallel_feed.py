@@ -14,9 +14,11 @@ from ecokv_local.answer import Answer
 from ecokv_local.config import EvictionConfig
 from ecokv_local.engine import DEFAULT_CELLS
 from ecokv_local.errors import EcokvError, MemoryLimitError, StateError
+from ecokv_local.groups import Span, spans_of
 from ecokv_local.memory import kv_bytes
-from ecokv_local.session import check_max_tokens, user_message, with_system
+from ecokv_local.session import check_max_tokens, texts_of, user_message
 from ecokv_local.turn import prompt_chunks
+from ecokv_local.window import with_system
 
 if TYPE_CHECKING:
     from ecokv_local.engine import Engine
@@ -52,6 +54,7 @@ class Prepared:
     n_cells_ahead: int = 0  # that those behind it need, as far as known
     seeing: bool = False
     chunks: list[Chunk] = field(default_factory=list)
+    spans: tuple[Span, ...] = ()  # images and texts that may have to stay
     warnings: tuple[str, ...] = ()
     error: EcokvError | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
@@ -180,6 +183,8 @@ class Feed:
         rendered = self._template.render(with_system(self._system, [message]))
         chunks = prompt_chunks(engine, rendered.text, message.images, fresh=True)
         prepared.chunks = prepared._stack.enter_context(chunks)
+        texts = texts_of(self._system, message)
+        prepared.spans = spans_of(engine.vocab, rendered.text, prepared.chunks, 0, texts)
         prepared.warnings, prepared.seeing = rendered.warnings, bool(message.images)
         prepared.n_cells = self._cells(prepared)
 

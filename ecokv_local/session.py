@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ecokv_local.answer import Answer, Event
 from ecokv_local.budget import Budget
 from ecokv_local.config import EvictionConfig, SamplingConfig
-from ecokv_local.context import Mark
 from ecokv_local.errors import ImageError, StateError, UsageError
+from ecokv_local.fork import copy_rows
+from ecokv_local.groups import Texts
 from ecokv_local.images import ImageInput
 from ecokv_local.messages import Message
-from ecokv_local.prompt import MEDIA_MARKER
+from ecokv_local.prompt import MEDIA_MARKER, neutralise
 from ecokv_local.turn import Turn
+from ecokv_local.window import Read, moved, with_system
 
 if TYPE_CHECKING:
     from ecokv_local.context import Context, EvictionResult
     from ecokv_local.engine import Engine
+    from ecokv_local.prompt import RenderedPrompt
     from ecokv_local.sampling import Sampler
-
-
-_START = Mark()
-
-
-@dataclass(frozen=True)
-class Read:
-    """What of the conversation the cache has read: rendered text, and where that ends."""
-
-    text: str = ""
-    n_images: int = 0
-    end: Mark = _START
 
 
 _CANNOT_REWIND = "the cache cannot go back to where the last turn began"
@@ -217,17 +208,21 @@ class Session:
 
     def _turn(self, message: Message, max_tokens: int | None) -> Iterator[Event]:
         conversation = [*self.messages, message]
-        rendered = self._template.render(with_system(self.system, conversation))
-        images = [image for m in conversation for image in m.images]
-        self._see(bool(images))
+        self._see(any(m.images for m in conversation))
+        rendered = self._render(conversation)
         if not rendered.text.startswith(self._read.text):
+            whole = self._read.first == 0
             self._forget("its earlier part does not begin the new prompt")
+            rendered = rendered if whole else self._render(conversation)
         before = self._read
+        images = [image for m in conversation[before.first :] for image in m.images]
         notes, self._notes = self._notes, []
         again = before.end.n_position == 0 and len(conversation) > 1
         turn = Turn(self, max_tokens, [*notes, *rendered.warnings], again=again)
         try:
-            yield from turn.run(rendered.text[len(before.text) :], images[before.n_images :])
+            texts = texts_of(self.system, message)
+            new = rendered.text[len(before.text) :]
+            yield from turn.run(new, images[before.n_images :], texts)
         except GeneratorExit:
             if self._context is not None:
                 self._keep(turn, conversation, rendered.text, len(images), before)
@@ -240,6 +235,11 @@ class Session:
             raise
         answer = self._keep(turn, conversation, rendered.text, len(images), before)
         yield Event("end", "", answer)
+
+    def _render(self, conversation: list[Message]) -> RenderedPrompt:
+        """The part of it that is compared with what was read."""
+        window = conversation[self._read.first :]
+        return self._template.render(with_system(self.system, window))
 
     def _see(self, seeing: bool) -> None:
         """The adapters of a conversation with (or without) images; read anew where they differ."""
@@ -258,7 +258,8 @@ class Session:
             context = self.context
             text = prompt + turn.text_read
             self._before_last = before
-            self._read = Read(text, n_images, context.mark())
+            read = Read(text, n_images, context.mark(), before.first)
+            self._read = moved(self._template, self.system, conversation, prompt, read)
         else:
             self._undo(before)  # stopped while reading: the next turn reads it whole
         self._n_evictions += turn.n_evictions
@@ -289,6 +290,29 @@ class Session:
         self._idle()
         self.messages.clear()
         self._forget()
+
+    def fork(self, *, eviction: EvictionConfig | None = None) -> Session:
+        """A conversation of its own that goes on from here, with a copy of the cache.
+
+        So one document is read once and asked many things, each within a budget of its own:
+        ``eviction``, or that of this session. Raises StateError where anything was evicted.
+        """
+        self._idle()
+        other = self.engine.session(
+            system=self.system,
+            eviction=eviction or self.eviction,
+            sampling=self.sampling,
+            n_ctx=self.n_cells,
+        )
+        try:
+            other._see(self._seeing)
+            copy_rows(self.context, other.context)
+        except BaseException:
+            other.close()
+            raise
+        other.messages = list(self.messages)
+        other._read, other._before_last = self._read, self._before_last
+        return other
 
     def evict(self, budget: Budget | str | int | None = None) -> EvictionResult:
         """Evict now, to ``budget`` or the session's own."""
@@ -371,9 +395,9 @@ def check_text(what: str, text: str) -> None:
         ) from None
 
 
-def with_system(system: str | None, conversation: list[Message]) -> list[Message]:
-    """A conversation with its system prompt, if there is one."""
-    return [Message("system", system), *conversation] if system else conversation
+def texts_of(system: str | None, message: Message) -> Texts:
+    """The texts of a prompt that can be protected, as they are rendered."""
+    return Texts(neutralise(system or "").strip(), neutralise(message.text).strip())
 
 
 def _last(events: Iterator[Event]) -> Answer:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ecokv_local.answer import Answer, Event, FinishReason
 from ecokv_local.context import Stopped
 from ecokv_local.errors import ContextFullError, UsageError
+from ecokv_local.groups import NO_TEXTS, Span, Texts, check_fits, spans_of
 from ecokv_local.prompt import MEDIA_MARKER
 from ecokv_local.utf8 import Utf8Decoder
 
@@ -96,11 +97,14 @@ class Turn:
         self._rows_left = 0  # by the last eviction: uneven budgets leave more rows than the budget
         self._again, self._in_parts, self._n_shared = again, False, n_shared
 
-    def run(self, prompt: str, images: Sequence[ImageInput]) -> Iterator[Event]:
+    def run(
+        self, prompt: str, images: Sequence[ImageInput], texts: Texts = NO_TEXTS
+    ) -> Iterator[Event]:
         """Read ``prompt``, whose media markers stand for ``images``, and generate an answer."""
-        fresh = self._context.n_position == 0
-        with prompt_chunks(self._session.engine, prompt, images, fresh=fresh) as chunks:
-            yield from self.read(chunks)
+        engine, start = self._session.engine, self._context.n_position
+        with prompt_chunks(engine, prompt, images, fresh=start == 0) as chunks:
+            spans = spans_of(engine.vocab, prompt, chunks, start, texts)
+            yield from self.read(chunks, spans)
         if not self.prompt_read:
             return
         if self.n_evictions and self._session.eviction.shrink:
@@ -109,12 +113,16 @@ class Turn:
 
     # ---- reading
 
-    def read(self, chunks: Sequence[Chunk]) -> Iterator[Event]:
-        """Read a prompt and evict to the budget; ``prompt_read`` tells whether it got that far."""
+    def read(self, chunks: Sequence[Chunk], spans: Sequence[Span] = ()) -> Iterator[Event]:
+        """Read a prompt and evict to the budget; ``prompt_read`` tells whether it got that far.
+
+        ``spans`` are its images and texts that may have to stay.
+        """
         self._n_prompt = sum(chunk.n_tokens for chunk in chunks)
         self._n_image_tokens = sum(c.n_tokens for c in chunks if c.is_image)
         self._check_units(chunks)
         self._resolve_budget()
+        self._hold(spans)
         self._make_room(max((c.n_tokens for c in chunks if c.is_image), default=1))
         try:
             yield from self._prefill(chunks)
@@ -135,6 +143,22 @@ class Turn:
                     f"budget {eviction.budget} of {n_tokens} tokens is below the smallest that "
                     f"works: {self._budget} KV pairs stay"
                 )
+
+    def _hold(self, spans: Sequence[Span]) -> None:
+        """Book what may have to stay; refuse before anything is read what cannot."""
+        context, eviction = self._context, self._session.eviction
+        held = tuple(s for s in context.spans if s.kind != "question")
+        context.spans = (*held, *spans)
+        if self._budget is None:
+            return
+        for kind in eviction.protect:
+            if not any(s.kind == kind for s in context.spans):
+                self.warnings.append(f"protect {kind}: the prompt has none")
+        if self._max_tokens is not None:
+            n_rows = context.n_rows + self._n_prompt + self._max_tokens
+            if n_rows <= self._budget:
+                return  # nothing will go
+        check_fits(eviction, self._budget, context.spans)
 
     def _check_units(self, chunks: Sequence[Chunk]) -> None:
         """An image whose tokens see each other has to fit a micro-batch; llama.cpp aborts else."""

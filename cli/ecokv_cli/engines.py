@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ecokv_local import Engine, EvictionConfig, SamplingConfig, Session
 
 #: Eviction settings that do nothing without a budget.
-_NEED_BUDGET = ("policy", "sinks", "recent", "window", "slack")
+_NEED_BUDGET = ("policy", "sinks", "recent", "window", "slack", "image_budget", "protect")
 
 
 def open_engine(settings: Settings, progress: Any) -> Engine:
@@ -87,6 +87,8 @@ def eviction_of(settings: Settings) -> EvictionConfig:
             recent="recent",
             window="window",
             slack="slack",
+            image_budget="image_budget",
+            protect="protect",
         )
     )
 

@@ -187,6 +187,20 @@ EVICTION = group(
         _count(1, like="64"),
     ),
     Setting(
+        "image_budget",
+        ("--image-budget",),
+        "N|N%",
+        "KV pairs that every image keeps at least: a number, or percent of its tokens.",
+        values.image_budget,
+    ),
+    Setting(
+        "protect",
+        ("--protect",),
+        "NAMES",
+        "Texts that stay whole: system, question, both with a comma, or none [none].",
+        values.protect,
+    ),
+    Setting(
         "prefill",
         ("--prefill",),
         "auto|whole",

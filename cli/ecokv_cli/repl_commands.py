@@ -94,6 +94,19 @@ def _set_policy(repl: Repl, value: str) -> None:
     repl.eviction = changed
 
 
+def _set_image_budget(repl: Repl, value: str) -> None:
+    floor = None if value in ("none", "off") else values.image_budget(value)
+    changed = replace(repl.eviction, image_budget=floor)
+    repl.session.configure(eviction=changed)
+    repl.eviction = changed
+
+
+def _set_protect(repl: Repl, value: str) -> None:
+    changed = replace(repl.eviction, protect=values.protect(value))
+    repl.session.configure(eviction=changed)
+    repl.eviction = changed
+
+
 def _set_temp(repl: Repl, value: str) -> None:
     changed = replace(repl.sampling, temp=values.number(0, like="0.7")(value))
     repl.session.configure(sampling=changed)
@@ -110,6 +123,8 @@ def _set_system(repl: Repl, value: str) -> None:
 SETTABLE: dict[str, Callable[[Repl, str], None]] = {
     "budget": _set_budget,
     "policy": _set_policy,
+    "image-budget": _set_image_budget,
+    "protect": _set_protect,
     "temp": _set_temp,
     "system": _set_system,
 }
@@ -119,6 +134,8 @@ def _settable(repl: Repl) -> dict[str, str]:
     return {
         "budget": str(repl.eviction.budget or "none"),
         "policy": repl.eviction.policy,
+        "image-budget": str(repl.eviction.image_budget or "none"),
+        "protect": ", ".join(repl.eviction.protect) or "none",
         "temp": f"{repl.sampling.temp:g}",
         "system": repl.system or "none",
     }
@@ -175,7 +192,7 @@ COMMANDS = (
     Command(("/read",), "/read FILE", "put a text file before the next message", _read),
     Command(("/clear",), "/clear", "forget the conversation", _clear),
     Command(("/regen",), "/regen", "answer the last message again", _regen),
-    Command(("/set",), "/set NAME VALUE", "change budget, policy, temp or system", _set),
+    Command(("/set",), "/set NAME VALUE", "change a setting; /set alone shows them", _set),
     Command(("/show",), "/show", "show the settings and the state of the cache", _show),
     Command(("/stats",), "/stats", "show what has been measured", _stats),
     Command(("/exit", "/quit", "/bye"), "/exit, /quit, /bye", "leave, as Ctrl-D does", _exit),
@@ -219,6 +236,10 @@ def complete(line: str) -> list[Completion]:
             from ecokv_local.config import POLICIES
 
             return _words(POLICIES, value)
+        if key == "protect":
+            from ecokv_local.groups import PROTECT
+
+            return _words((*PROTECT, "none"), value)
     return []
 
 

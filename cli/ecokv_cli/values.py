@@ -142,6 +142,20 @@ def budget(value: str) -> Any:
     return Budget.parse(value)
 
 
+def image_budget(value: str) -> Any:
+    """KV pairs, or percent of the tokens of an image."""
+    from ecokv_local.groups import parse_image_budget
+
+    return parse_image_budget(value)
+
+
+def protect(value: str) -> Any:
+    """Names of texts, separated by commas."""
+    from ecokv_local.groups import parse_protect
+
+    return parse_protect(value)
+
+
 def policy(value: str) -> str:
     """The name of an eviction policy of the library."""
     from ecokv_local.config import POLICIES

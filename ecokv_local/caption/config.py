@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from ecokv_local.budget import Budget
 from ecokv_local.caption.names import SIDECAR_NAMES, check_extension
 from ecokv_local.config import EvictionConfig, SamplingConfig, whole_number
 from ecokv_local.errors import UsageError
@@ -158,7 +159,7 @@ def settings_values(config: CaptionConfig, prompts: Any, model: dict[str, Any]) 
     if eviction.enabled:
         values |= {"budget": str(eviction.budget), "policy": eviction.policy}
         values |= {
-            f"eviction {f.name}": getattr(eviction, f.name)
+            f"eviction {f.name}": _plain(getattr(eviction, f.name))
             for f in fields(eviction)
             if f.name not in ("budget", "policy") and getattr(eviction, f.name) != f.default
         }
@@ -166,6 +167,13 @@ def settings_values(config: CaptionConfig, prompts: Any, model: dict[str, Any]) 
     if sampling.temp > 0:
         values |= {name: getattr(sampling, name) for name in ("top_k", "top_p", "min_p", "seed")}
     return {name: value for name, value in values.items() if value not in (None, "", ())}
+
+
+def _plain(value: Any) -> Any:
+    """A setting as JSON gives it back."""
+    if isinstance(value, Budget):
+        return str(value)
+    return ",".join(value) if isinstance(value, tuple) else value
 
 
 def settings_id(values: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-#define LLAMA_ECOKV_ABI_VERSION 3
+#define LLAMA_ECOKV_ABI_VERSION 4
 
 enum llama_ecokv_status {
     LLAMA_ECOKV_OK              =  0,
@@ -29,7 +29,7 @@ enum llama_ecokv_status {
     LLAMA_ECOKV_ERR_MODEL       = -2, // the attention of this model cannot be scored (ALiBi, relative buckets, ...)
     LLAMA_ECOKV_ERR_STATE       = -3, // not enabled, or nothing to score with (no query in the ring)
     LLAMA_ECOKV_ERR_PARAM       = -4, // an argument is out of range
-    LLAMA_ECOKV_ERR_BUDGET      = -5, // the budget is below sinks + recents + 1
+    LLAMA_ECOKV_ERR_BUDGET      = -5, // the budget is below sinks + recents + 1, or below what groups are sure of
     LLAMA_ECOKV_ERR_SHARED      = -6, // the cells belong to several sequences or contexts
     LLAMA_ECOKV_ERR_NONFINITE   = -7, // a protected token holds NaN or Inf
     LLAMA_ECOKV_ERR_COMPUTE     = -8, // a backend failed; nothing was changed
@@ -78,6 +78,13 @@ struct llama_ecokv_params {
     int32_t path;       // enum llama_ecokv_path
 };
 
+// rows that belong together: an image, or a text that must not be lost. true positions [p0, p1)
+struct llama_ecokv_group {
+    llama_pos p0;
+    llama_pos p1;
+    int32_t   floor; // KV pairs of it that stay at least in every layer and KV head; < 0: all of them
+};
+
 // of one eviction
 struct llama_ecokv_config {
     int32_t  policy;            // enum llama_ecokv_policy, LLAMA_ECOKV_PLUS_ECOKV may be added
@@ -97,6 +104,9 @@ struct llama_ecokv_config {
     int32_t  head_budgets;      // enum llama_ecokv_head_budgets
     float    beta;              // with LLAMA_ECOKV_LAYERS_PYRAMID: the last layer keeps 1/beta of the budget, at least 1
     float    floor;             // with LLAMA_ECOKV_HEADS_ADA: share of the budget that every head is sure of, 0 .. 1
+
+    const struct llama_ecokv_group * groups; // [n_groups], ascending and apart; not with uneven budgets
+    int32_t n_groups;
 };
 
 // sizes of the evictable part of the cache (with sliding-window models: the full-attention layers)
@@ -131,6 +141,8 @@ struct llama_ecokv_features {
     float * head_m2;    // |m|^2, [n_layer][n_head_kv]
 
     int32_t * head_first; // [n_layer][n_head_kv] first rank that is no hole, NULL: 0 everywhere. features of holes mean nothing
+
+    llama_pos * pos; // true positions, -1: a hole; groups need them
 };
 
 struct llama_ecokv_result {

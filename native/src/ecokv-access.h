@@ -122,3 +122,6 @@ int32_t ecokv_rank_of(const ecokv_seq & seq, uint32_t cell);
 
 // last rank that the query of a valid slot sees
 int32_t ecokv_rank_of_slot(const ecokv_seq & seq, const llama_ecokv_store::slot & slot);
+
+// true position of every row, [n_layer][n_head_kv][n]; -1: a hole
+void ecokv_true_positions(const ecokv_seq & seq, llama_pos * pos);

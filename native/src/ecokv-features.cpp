@@ -43,6 +43,9 @@ void ecokv_feature_arrays::resize(const ecokv_seq & seq, const llama_ecokv_confi
 
     first.resize(n_heads);
     f.head_first = first.data();
+
+    pos.resize(config.n_groups > 0 ? n_rows : 0);
+    f.pos = config.n_groups > 0 ? pos.data() : nullptr;
 }
 
 std::vector<int32_t> ecokv_feature_job::n_seen() const {
@@ -77,6 +80,10 @@ int32_t ecokv_features_compute(const ecokv_feature_job & job, ecokv_feature_stat
         const size_t n     = (size_t) job.out.n_layer*job.out.n_head_kv;
         std::fill_n(job.out.head_first, n, 0);
         std::copy(first.begin(), first.end(), job.out.head_first);
+    }
+
+    if (job.out.pos) {
+        ecokv_true_positions(job.seq, job.out.pos);
     }
 
     const int32_t path = job.seq.store->params.path;

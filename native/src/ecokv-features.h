@@ -24,6 +24,7 @@ private:
     std::vector<float>   data;
     std::vector<int32_t> n_head_kv;
     std::vector<int32_t> first;
+    std::vector<int32_t> pos;
 };
 
 // work on some layers of a sequence

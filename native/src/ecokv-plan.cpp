@@ -2,6 +2,7 @@
 
 #include "ecokv-budgets.h"
 #include "ecokv-common.h"
+#include "ecokv-groups.h"
 #include "ecokv-policy.h"
 
 #include <algorithm>
@@ -31,6 +32,8 @@ llama_ecokv_config llama_ecokv_config_default(void) {
         /*.head_budgets      =*/ LLAMA_ECOKV_HEADS_EVEN,
         /*.beta              =*/ 20.0f,
         /*.floor             =*/ 0.2f,
+        /*.groups            =*/ nullptr,
+        /*.n_groups          =*/ 0,
     };
 }
 
@@ -70,7 +73,7 @@ int32_t ecokv_config_check(const llama_ecokv_config & c) {
         return ecokv_fail(LLAMA_ECOKV_ERR_BUDGET, "a budget of %d is below the smallest that works: %d (%d sinks + %d recent + 1)",
                 c.budget, llama_ecokv_budget_min(&c), c.n_sink, c.n_recent);
     }
-    return LLAMA_ECOKV_OK;
+    return ecokv_groups_check(c);
 }
 
 static int32_t features_check(const llama_ecokv_features & f, const llama_ecokv_config & c) {
@@ -94,6 +97,9 @@ static int32_t features_check(const llama_ecokv_features & f, const llama_ecokv_
     if (info->want_geometry && (f.n_sink != c.n_sink || f.n_recent != c.n_recent)) {
         return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "features were taken with %d sinks and %d recents, not %d and %d",
                 f.n_sink, f.n_recent, c.n_sink, c.n_recent);
+    }
+    if (c.n_groups > 0 && !f.pos) {
+        return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "groups need the true positions of the rows");
     }
     if (info->score && (!f.key_norm || !f.value_norm)) {
         return ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "the norms of keys and values are missing: they tell which rows are finite");
@@ -211,7 +217,14 @@ static int32_t plan_layer(const llama_ecokv_features & f, llama_ecokv_config c, 
         const auto & h   = heads[ih];
         auto       & dst = kept[ih];
 
-        select_top(scores[ih], n_best[ih], best);
+        if (c.n_groups > 0) {
+            const int32_t status = ecokv_groups_select(h, c, f.pos + ((int64_t) layer*f.n_head_kv + h.head)*f.n, scores[ih], n_best[ih], best);
+            if (status != LLAMA_ECOKV_OK) {
+                return status;
+            }
+        } else {
+            select_top(scores[ih], n_best[ih], best);
+        }
         for (int32_t r = h.first; r < h.lo; ++r) { dst.push_back(r); }
         for (int32_t i : best)                   { dst.push_back(h.lo + i); }
         for (int32_t r = h.hi; r < h.n; ++r)     { dst.push_back(r); }

@@ -140,6 +140,17 @@ std::vector<uint32_t> ecokv_valid_slots(const ecokv_seq & seq) {
     return res;
 }
 
+void ecokv_true_positions(const ecokv_seq & seq, llama_pos * pos) {
+    const auto  & lossy = seq.store->seqs[seq.id];
+    const int32_t n     = seq.n();
+
+    for (int64_t at = 0; at < (int64_t) seq.layers.size()*seq.n_head_kv; ++at) {
+        for (int32_t r = 0; r < n; ++r) {
+            pos[at*n + r] = r < lossy.n_rows ? lossy.pos[at*lossy.n_rows + r] : seq.cells->pos_get(seq.cell[r]);
+        }
+    }
+}
+
 //
 // graph hook
 //

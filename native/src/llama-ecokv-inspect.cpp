@@ -20,15 +20,8 @@ int32_t llama_ecokv_get_pos(llama_context * ctx, llama_seq_id seq_id, llama_pos 
 
 int32_t llama_ecokv_get_kept(llama_context * ctx, llama_seq_id seq_id, llama_pos * pos) {
     return ecokv_with_seq(ctx, seq_id, [&](const ecokv_seq & seq) {
-        const auto  & lossy = seq.store->seqs[seq.id];
-        const int32_t n     = seq.n();
-
-        for (int64_t at = 0; at < (int64_t) seq.layers.size()*seq.n_head_kv; ++at) {
-            for (int32_t r = 0; r < n; ++r) {
-                pos[at*n + r] = r < lossy.n_rows ? lossy.pos[at*lossy.n_rows + r] : seq.cells->pos_get(seq.cell[r]);
-            }
-        }
-        return n;
+        ecokv_true_positions(seq, pos);
+        return seq.n();
     });
 }
 

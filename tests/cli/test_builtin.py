@@ -63,7 +63,7 @@ def test_p27_ctrl_c_while_a_long_prompt_is_read(tmp_path):
         talk.wait("\n> ", 30)
         assert time.perf_counter() - start < 5
         talk.line("/show")
-        assert "messages   2" in talk.wait("cells")
+        assert "messages      2" in talk.wait("cells")
         talk.wait("\n> ")
         talk.line("/clear")
         talk.wait("\n> ")

@@ -104,6 +104,40 @@ def test_a_picture_for_a_model_that_cannot_see(tiny_llama_path):
     failed(chat("-m", tiny_llama_path, "-a", SCENE, "-p", "Hi"), 1, "--mmproj")
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--budget", 24, "--image-budget", 20), ("image-budget 20", "leaves 12", "--budget 32")),
+        (("--budget", 20, "--protect", "question"), ("--protect question", "--budget 49")),
+        (("--budget", "1KiB", "--image-budget", "50%"), ()),
+    ],
+)
+def test_more_is_protected_than_the_budget_holds(eyes, flags, words):
+    question = "What is it that stands behind the red hou"
+    failed(chat(*eyes, "-a", SCENE, "-p", question, *flags), 5, *words)
+
+
+def test_protected_texts_and_images_in_a_conversation(eyes):
+    """Refused, turned off, answered: the session lives on."""
+    talk = terminal(*eyes, "-n", 4, "--budget", 40, "-a", SCENE)
+    try:
+        talk.wait("\n> ", 60)
+        for line, message in (
+            ("/set protect question", "protect is question"),
+            ("/set image-budget 30", "image-budget is 30"),
+            ("What is it?", "leaves "),
+            ("/set image-budget 1MiB", "an amount of memory"),
+            ("/set image-budget none", "image-budget is none"),
+            (f"/image {SCENE}", "1 picture will go"),
+            ("What is it?", "\n> "),
+            ("/show", "protect       question"),
+        ):
+            talk.line(line)
+            talk.wait(message, 60)
+    finally:
+        talk.close()
+
+
 def test_budget_below_the_minimum(tiny_llama_path):
     for budget in (4, MINIMUM - 1):
         wrong = chat("-m", tiny_llama_path, "-p", "Hi", "--budget", budget)
@@ -170,7 +204,7 @@ def test_bad_input_in_a_conversation(eyes, tmp_path):
         talk.line("What is it?")
         talk.wait("\n> ", 60)
         talk.line("/show")
-        assert "messages   2" in talk.wait("cells")
+        assert "messages      2" in talk.wait("cells")
         talk.wait("\n> ")
         talk.line("/stats")
         assert "n_evictions" in talk.wait("il  n_head_kv")
@@ -198,7 +232,7 @@ def test_p01_more_pictures_than_fit(eyes):
         talk.line("Hi")
         talk.wait("\n> ", 60)
         talk.line("/show")
-        assert "messages   2" in talk.wait("cells")
+        assert "messages      2" in talk.wait("cells")
     finally:
         talk.close()
 

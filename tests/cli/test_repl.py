@@ -152,7 +152,7 @@ def test_set(talk, session):
         ("/set budget", "needs a value"),
         ("/set policy none-such", "there is no policy 'none-such'"),
         ("/set temp hot", "/set temp: 'hot' is not a number"),
-        ("/set colour red", "settings: budget, policy, temp, system"),
+        ("/set colour red", "settings: budget, policy, image-budget, protect, temp"),
     ],
 )
 def test_wrong_set_changes_nothing(talk, session, typed, message):
@@ -259,6 +259,7 @@ def test_p27_two_ctrl_c_in_a_row_leave(talk, session):
         ("/set ", list(SETTABLE)),
         ("/set po", ["policy"]),
         ("/set policy sn", ["snapkv", "snapkv+ecokv"]),
+        ("/set protect q", ["question"]),
         ("Hello /im", []),
         ("/clear ", []),
     ],

@@ -41,6 +41,8 @@ BAD_AND_GOOD = {
     "recent": ("x", "3"),
     "window": ("0", "5"),
     "slack": ("0", "6"),
+    "image_budget": ("0.5", "25%"),
+    "protect": ("all", "system,question"),
     "prefill": ("chunked", "whole"),
     "json": ("2", "0"),
     "no_stream": ("x", "0"),

@@ -72,7 +72,7 @@ def test_p27_first_ctrl_c_stops_the_answer_and_the_talk_goes_on(terminal):
     chat.wait("cancelled", seconds=2)
     chat.wait("> ", seconds=1)
     chat.line("/show")
-    assert "messages   2" in chat.wait("cells")
+    assert "messages      2" in chat.wait("cells")
     chat.wait("> ")
     chat.line("Go on")
     chat.wait("Fine.\n")

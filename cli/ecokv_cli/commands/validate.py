@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from ecokv_local import EvictionConfig
     from ecokv_local.validate import Difference, KeptReport, LayerReport, PolicyReport, Report
 
-_LEFT_OUT = ("max_tokens", "slack", "prefill", "no_stream", "stats")
+_LEFT_OUT = (
+    "max_tokens",
+    "slack",
+    "image_budget",
+    "protect",
+    "prefill",
+    "no_stream",
+    "stats",
+)
 _OWN: dict[str, dict[str, Any]] = {
     "budget": {"help": "KV pairs that the plans keep per layer and KV head [25%]."},
     "policy": {
