@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ecokv_local.answer import Answer, Event
@@ -19,6 +20,7 @@ from ecokv_local.turn import Turn
 if TYPE_CHECKING:
     from ecokv_local.context import Context, EvictionResult
     from ecokv_local.engine import Engine
+    from ecokv_local.prompt import RenderedPrompt
     from ecokv_local.sampling import Sampler
 
 
@@ -56,6 +58,7 @@ class Session:
         check_text("the system prompt", system or "")
         self.engine = engine
         self.messages: list[Message] = []
+        self.opening: tuple[Message, ...] = ()  # documents that begin the first message
         self.system, self.eviction, self.sampling = system, eviction, sampling
         self._template = engine.chat_template()
         self._context: Context | None = engine.context(n_ctx)
@@ -163,7 +166,33 @@ class Session:
         iterator, ends the answer and keeps the turn.
         """
         self._begin(max_tokens)
-        return self._run(user_message(self.engine, text, images), max_tokens)
+        message = user_message(self.engine, text, images)
+        if self.opening and not self.messages:
+            from ecokv_local.opening import join
+
+            *self.messages, message = join(self.opening[0], message)
+        return self._run(message, max_tokens)
+
+    def read(self, text: str, images: Sequence[Any] = ()) -> Iterator[Event]:
+        """Read documents ahead, down to the budget: what is asked later goes on behind them.
+
+        Raises StateError, with the first event, if something was said already.
+        """
+        from ecokv_local.opening import read
+
+        self._begin(None)
+        return read(self, user_message(self.engine, text.strip(), images))
+
+    def save(self, path: str | Path) -> int:
+        """Write a file that ``Engine.load_session`` goes on from; returns its size in bytes.
+
+        Raises EcokvError if the disk is full (an old file is as it was then), and ModelError if
+        this kind of memory cannot be saved.
+        """
+        from ecokv_local.saving import save
+
+        self._idle()
+        return save(self, path)
 
     def answer(
         self, text: str, images: Sequence[Any] = (), *, max_tokens: int | None = None
@@ -217,9 +246,9 @@ class Session:
 
     def _turn(self, message: Message, max_tokens: int | None) -> Iterator[Event]:
         conversation = [*self.messages, message]
-        rendered = self._template.render(with_system(self.system, conversation))
+        rendered = self.render(conversation)
         images = [image for m in conversation for image in m.images]
-        self._see(bool(images))
+        self.see(bool(images))
         if not rendered.text.startswith(self._read.text):
             self._forget("its earlier part does not begin the new prompt")
         before = self._read
@@ -241,7 +270,15 @@ class Session:
         answer = self._keep(turn, conversation, rendered.text, len(images), before)
         yield Event("end", "", answer)
 
-    def _see(self, seeing: bool) -> None:
+    def render(
+        self, conversation: list[Message], *, add_generation_prompt: bool = True
+    ) -> RenderedPrompt:
+        """A conversation as the text that the model reads."""
+        return self._template.render(
+            with_system(self.system, conversation), add_generation_prompt=add_generation_prompt
+        )
+
+    def see(self, seeing: bool) -> None:
         """The adapters of a conversation with (or without) images; read anew where they differ."""
         adapters = self.engine.adapters(seeing=seeing)
         if adapters != self.engine.adapters(seeing=self._seeing):
@@ -270,6 +307,41 @@ class Session:
         else:
             self._forget(_CANNOT_REWIND)
 
+    # ---- what files and documents need
+
+    @property
+    def seeing(self) -> bool:
+        """Whether the adapters of a conversation with images are on."""
+        return self._seeing
+
+    @property
+    def reads(self) -> tuple[Read, Read]:
+        """What the cache has read, now and before the last turn."""
+        return self._read, self._before_last
+
+    def opened(self, message: Message, text: str, n_evictions: int) -> None:
+        """Book documents that were read as ``text``."""
+        self.opening = (message,)
+        self._read, self._before_last = Read(text, len(message.images), self.context.mark()), Read()
+        self._n_evictions += n_evictions
+
+    def resume(
+        self,
+        messages: list[Message],
+        opening: list[Message],
+        reads: tuple[Read, Read],
+        *,
+        seeing: bool,
+        n_evictions: int,
+    ) -> None:
+        """Book a conversation whose rows were put into the cache."""
+        self.context.set_adapters(self.engine.adapters(seeing=seeing))
+        if self.eviction.enabled and self.eviction.shrink:
+            self.context.shrink(self.eviction.slack + 1)
+        self.messages, self.opening = messages, tuple(opening)
+        self._read, self._before_last = reads
+        self._seeing, self._n_evictions = seeing, n_evictions
+
     def sampler(self) -> Sampler:
         """The sampler of this session, made with the first token."""
         if self._sampler is None:
@@ -288,6 +360,7 @@ class Session:
         """Forget the conversation."""
         self._idle()
         self.messages.clear()
+        self.opening = ()
         self._forget()
 
     def evict(self, budget: Budget | str | int | None = None) -> EvictionResult:
