@@ -16,7 +16,8 @@ TYPES: dict[str, int] = {
     "iq4_nl": 20,
     "bf16": 30,
 }
-_QUANTISED = {"q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl"}
+#: Those that store blocks with a common scale.
+QUANTISED = {"q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl"}
 _BLOCK = 32  # values that a block of each of these holds
 
 
@@ -35,7 +36,7 @@ def check_pair(key: str, value: str, flash_attn: str) -> None:
     """
     type_number(key)
     type_number(value)
-    if value in _QUANTISED and flash_attn == "off":
+    if value in QUANTISED and flash_attn == "off":
         raise UsageError(
             f"cache type {value!r} for V needs flash attention, and it is off",
             hint="use -fa on, or -ctv f16",
@@ -45,7 +46,7 @@ def check_pair(key: str, value: str, flash_attn: str) -> None:
 def check_heads(key: str, value: str, key_size: int, value_size: int) -> None:
     """Raises UsageError for a quantised type whose blocks do not divide a head (0: unknown)."""
     for what, name, size in (("K", key, key_size), ("V", value, value_size)):
-        if name in _QUANTISED and size % _BLOCK:
+        if name in QUANTISED and size % _BLOCK:
             raise UsageError(
                 f"cache type {name!r} for {what} stores blocks of {_BLOCK}, "
                 f"the heads of this model have {size} values",

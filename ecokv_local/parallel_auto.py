@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 CREW = 4
 MAX_CREWS = 4
 
+_FEW = 16  # requests, up to which nothing is tried
 _SIZES = (1, 2, 4, 8, 16, 32)
 _STEPS = 3
 _SECONDS = 3.0  # after which no larger size is tried
@@ -31,10 +32,12 @@ def crews(n: int, threads: int, *, on_host: bool) -> list[int]:
     return [n // count + (i < n % count) for i in range(count)]
 
 
-def auto_parallel(engine: Engine, *, n_cells: int = 512) -> int:
+def auto_parallel(engine: Engine, n_requests: int | None = None, *, n_cells: int = 512) -> int:
     """Sequences that give most tokens/s together, of ``n_cells`` cells each; the fewest of those
-    that are about as good. A probe of a few seconds.
+    that are about as good. A probe of a few seconds, which a few requests are not worth.
     """
+    if n_requests is not None and n_requests <= _FEW:
+        return max(1, min(n_requests, CREW, _most(engine, n_cells)))
     begin, best, chosen = perf_counter(), 0.0, 1
     for n in _SIZES:
         if n > 1 and (n > _most(engine, n_cells) or perf_counter() - begin > _SECONDS):

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from PIL import Image
+from pictures import noise
 
-from ecokv_local import Engine, EvictionConfig, SamplingConfig, native
+from ecokv_local import Engine, EvictionConfig, SamplingConfig, memory, native, parallel_auto
 from ecokv_local.context import Context
 from ecokv_local.errors import (
     ContextFullError,
@@ -36,15 +36,10 @@ def engine(tiny_llama_path: Path, tiny_mmproj_path: Path) -> Iterator[Engine]:
         yield engine
 
 
-def picture(seed: int, size: tuple[int, int] = (96, 96)) -> Image.Image:
-    pixels = np.random.default_rng(seed).integers(0, 255, (size[1], size[0], 3), np.uint8)
-    return Image.fromarray(pixels)
-
-
 def requests(n: int) -> list[Request]:
     """Prompts and answers of different lengths: they end in another order than they began."""
     words = "What is it? " * 3
-    return [Request(i, words[: 12 + 5 * i], (picture(i),), 4 + (7 * i) % 11) for i in range(n)]
+    return [Request(i, words[: 12 + 5 * i], (noise(i),), 4 + (7 * i) % 11) for i in range(n)]
 
 
 NONE, SOME = EvictionConfig(), EvictionConfig(budget=32, slack=4)
@@ -228,14 +223,14 @@ def test_a_failure_stops_no_other_request(engine: Engine, tmp_path: Path) -> Non
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"no picture")
     asked = [
-        Request("good", "What?", (picture(0),), 3),
+        Request("good", "What?", (noise(0),), 3),
         Request("bad", "What?", (bad,), 3),
-        Request("long", "word " * 5000, (picture(1),), 3),
+        Request("long", "word " * 5000, (noise(1),), 3),
         Request("text", "Hello", (), 3),
         Request("surrogate", "\udc80", (), 3),
         Request("negative", "Hello", (), -1),
-        Request("nothing", "What?", (picture(2),), 0),
-        Request("last", "What?", (picture(3), picture(4)), 3),
+        Request("nothing", "What?", (noise(2),), 0),
+        Request("last", "What?", (noise(3), noise(4)), 3),
     ]
     for parallel in (1, 4):
         results = {r.key: a for r, a in generate(engine, asked, parallel=parallel, eviction=SOME)}
@@ -278,7 +273,7 @@ def test_an_error_of_the_source_comes_out(engine: Engine) -> None:
 
 
 def test_cells_grow_with_the_requests(engine: Engine) -> None:
-    asked = [Request(n, "word " * n, (picture(0),), 5) for n in (1, 30, 400, 3, 700, 2)]
+    asked = [Request(n, "word " * n, (noise(0),), 5) for n in (1, 30, 400, 3, 700, 2)]
     answers = {r.key: a for r, a in generate(engine, asked, parallel=2)}
     assert all(not isinstance(answer, EcokvError) for answer in answers.values()), answers
     small = {r.key: a for r, a in generate(engine, asked, parallel=2, n_ctx=256)}
@@ -326,7 +321,7 @@ def test_a_seed_does_not_depend_on_the_neighbours(engine: Engine) -> None:
 
 def test_each_request_has_its_own_grammar(engine: Engine) -> None:
     asked = [
-        Request(word, "Which?", (picture(0),), 12, f'root ::= "{word}"')
+        Request(word, "Which?", (noise(0),), 12, f'root ::= "{word}"')
         for word in ("red", "blue", "green")
     ]
     got = {r.key: a for r, a in generate(engine, [*asked, *requests(2)], parallel=4)}
@@ -375,9 +370,9 @@ def test_the_adapter_for_images_is_for_images_only(smollm2_path: Path) -> None:
     """The built-in model: talk without images is the language model's own."""
     with Engine(threads=1) as engine:
         asked = [
-            Request("a", "What do you see?", (picture(0),), 6),
+            Request("a", "What do you see?", (noise(0),), 6),
             Request("b", "Say hello.", (), 6),
-            Request("c", "What do you see?", (picture(1),), 6),
+            Request("c", "What do you see?", (noise(1),), 6),
             Request("d", "Name a colour.", (), 6),
         ]
         got = {r.key: a for r, a in generate(engine, asked, parallel=3)}
@@ -397,8 +392,13 @@ def test_crews() -> None:
     assert crews(64, 32, on_host=False) == [64]
 
 
-def test_auto(engine: Engine) -> None:
-    assert 1 <= auto_parallel(engine) <= 16
+def test_auto(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert auto_parallel(engine) in parallel_auto._SIZES
+    one = memory.kv_bytes(engine.meta, 512, *engine.cache_types)
+    assert one is not None
+    monkeypatch.setattr(parallel_auto, "free_bytes", lambda: one * parallel_auto._SHARE * 3)
+    assert auto_parallel(engine) in (1, 2)  # three would fit
+    assert [auto_parallel(engine, n) for n in (1, 2, 9)] == [1, 2, 3]  # nothing is tried
 
 
 def test_many_requests_do_not_grow_the_process(engine: Engine) -> None:  # P19
@@ -408,7 +408,7 @@ def test_many_requests_do_not_grow_the_process(engine: Engine) -> None:  # P19
 
     if not Path("/proc/self/status").exists():
         pytest.skip("needs /proc")
-    image = picture(0)
+    image = noise(0)
     source = (Request(i, "What?", (image,), 2) for i in range(600))
     for done, _ in enumerate(generate(engine, source, parallel=4, eviction=SOME)):
         if done == 100:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from invariants import assert_rows_within
-from PIL import Image
+from pictures import noise
 
 from ecokv_local import Engine, EvictionConfig, SamplingConfig
 from ecokv_local.errors import (
@@ -30,11 +30,6 @@ def engine(tiny_llama_path: Path, tiny_mmproj_path: Path) -> Iterator[Engine]:
         yield engine
 
 
-def picture(seed: int, size: tuple[int, int] = (96, 96)) -> Image.Image:
-    pixels = np.random.default_rng(seed).integers(0, 255, (size[1], size[0], 3), np.uint8)
-    return Image.fromarray(pixels)
-
-
 def budget(pairs: int | str, **settings: object) -> EvictionConfig:
     return EvictionConfig(budget=pairs, **settings)  # type: ignore[arg-type]
 
@@ -43,7 +38,7 @@ def test_greedy_turns_repeat_and_images_matter(engine: Engine) -> None:
     answers = {}
     for name, seed in (("a", 1), ("b", 2), ("a again", 1), ("b again", 2)):
         session = engine.session()
-        answers[name] = session.answer("What is it?", [picture(seed)], max_tokens=12)
+        answers[name] = session.answer("What is it?", [noise(seed)], max_tokens=12)
         session.close()
     assert answers["a"].text == answers["a again"].text  # P20: every call starts from a known state
     assert answers["b"].text == answers["b again"].text
@@ -78,7 +73,7 @@ def test_a_budget_holds_for_many_turns_with_images(engine: Engine) -> None:
     session = engine.session(eviction=budget(64, slack=16))
     positions = []
     for turn in range(12):  # P01: more images than the cells of a small cache could hold
-        answer = session.answer("And this?", [picture(turn)], max_tokens=20)
+        answer = session.answer("And this?", [noise(turn)], max_tokens=20)
         positions.append(session.n_position)
         assert answer.n_evicted > 0
         assert_rows_within(session.context, 64, 16 + 1)
@@ -94,19 +89,19 @@ def test_a_budget_holds_for_many_turns_with_images(engine: Engine) -> None:
 
 def test_a_share_of_the_prompt_and_bytes_as_a_budget(engine: Engine) -> None:
     session = engine.session(eviction=budget("50%"))
-    answer = session.answer("What?", [picture(0)], max_tokens=1)
+    answer = session.answer("What?", [noise(0)], max_tokens=1)
     assert answer.n_kept == pytest.approx(answer.n_prompt / 2, abs=2)
     session.close()
     per_row = engine.context().bytes_per_row()
     session = engine.session(eviction=budget(f"{per_row * 40}B"))
-    answer = session.answer("What?", [picture(0)], max_tokens=1)
+    answer = session.answer("What?", [noise(0)], max_tokens=1)
     assert answer.n_kept == 41 and answer.kv_bytes == 41 * per_row
 
 
 @pytest.mark.parametrize("policy", ["ecokv", "snapkv", "streaming", "random"])
 def test_every_policy_runs_and_says_what_it_kept(engine: Engine, policy: str) -> None:
     session = engine.session(eviction=budget(48, policy=policy))
-    answer = session.answer("Look.", [picture(3)], max_tokens=4)
+    answer = session.answer("Look.", [noise(3)], max_tokens=4)
     assert (answer.policy, answer.budget) == (policy, "48")
     assert answer.n_kept == 48 + 4 and answer.n_evicted == answer.n_prompt - 48
     assert answer.kv_bytes_peak > answer.kv_bytes > 0
@@ -117,12 +112,12 @@ def test_a_bad_image_leaves_the_talk_as_it_was(engine: Engine, tmp_path: Path) -
     bad.write_bytes(b"not a picture")
     for eviction in (EvictionConfig(), budget(48)):
         session = engine.session(eviction=eviction)
-        session.answer("One.", [picture(0)], max_tokens=3)
+        session.answer("One.", [noise(0)], max_tokens=3)
         before = (list(session.messages), session.n_position, session.n_rows)
         with pytest.raises(ImageError, match=r"bad \[x\]\.png"):  # P07: never dropped silently
-            session.answer("Two.", [picture(1), bad], max_tokens=3)
+            session.answer("Two.", [noise(1), bad], max_tokens=3)
         assert (list(session.messages), session.n_position, session.n_rows) == before
-        assert session.answer("Three.", [picture(1)], max_tokens=3).n_image_tokens == 36
+        assert session.answer("Three.", [noise(1)], max_tokens=3).n_image_tokens == 36
         session.close()
 
 
@@ -130,7 +125,7 @@ def test_images_without_a_projector_are_an_error(tiny_llama_path: Path) -> None:
     with Engine(tiny_llama_path, threads=1, n_ctx=256) as blind:
         session = blind.session()
         with pytest.raises(ImageError, match="no projector"):
-            session.ask("What?", [picture(0)])
+            session.ask("What?", [noise(0)])
         assert session.answer("Hello", max_tokens=2).text
 
 
@@ -139,7 +134,7 @@ def test_a_prompt_that_does_not_fit_is_refused_with_numbers(engine: Engine) -> N
     session.answer("Hi.", max_tokens=2)
     rows = session.n_rows
     with pytest.raises(ContextFullError, match=r"needs \d+ cells \(216 of them for images\)"):
-        session.answer("All of these.", [picture(i) for i in range(6)], max_tokens=2)
+        session.answer("All of these.", [noise(i) for i in range(6)], max_tokens=2)
     assert session.n_rows == rows and len(session.messages) == 2
     assert session.answer("Well.", max_tokens=2).finish_reason == "length"
 
@@ -209,7 +204,7 @@ def test_regenerate_answers_the_same_message_again(engine: Engine) -> None:
     for eviction in (EvictionConfig(), budget(48)):
         session = engine.session(eviction=eviction)
         session.answer("Before.", max_tokens=4)
-        first = session.answer("What is it?", [picture(4)], max_tokens=8)
+        first = session.answer("What is it?", [noise(4)], max_tokens=8)
         *_, end = session.regenerate(max_tokens=8)
         assert end.answer is not None
         assert len(session.messages) == 4
@@ -222,7 +217,7 @@ def test_regenerate_answers_the_same_message_again(engine: Engine) -> None:
 
 def test_settings_change_between_turns(engine: Engine) -> None:
     session = engine.session()
-    session.answer("One.", [picture(0)], max_tokens=3)
+    session.answer("One.", [noise(0)], max_tokens=3)
     session.configure(eviction=budget(40))
     assert session.answer("Two.", max_tokens=3).n_kept <= 43
     session.configure(eviction=EvictionConfig())
@@ -261,7 +256,7 @@ def test_mrope_goes_on_at_the_true_position(  # P02, P03
 ) -> None:
     with Engine(tiny_qwen2vl_path, tiny_qwen2vl_mmproj_path, threads=1, n_ctx=512) as engine:
         session = engine.session(eviction=budget(32, slack=8))
-        answer = session.answer("What is it?", [picture(0, (224, 112))], max_tokens=4)
+        answer = session.answer("What is it?", [noise(0, (224, 112))], max_tokens=4)
         assert answer.n_image_tokens > 8
         assert session.n_position < answer.n_prompt + 4  # an image takes fewer positions than cells
         for _ in range(3):
@@ -317,7 +312,7 @@ def test_many_images_do_not_grow_the_process(engine: Engine) -> None:  # P19
 
     if not Path("/proc/self/status").exists():
         pytest.skip("needs /proc")
-    image = picture(0)
+    image = noise(0)
     session = engine.session(n_ctx=256, eviction=budget(32))
     for turn in range(130):
         session.clear()

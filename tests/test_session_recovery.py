@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from pictures import noise
 
 from ecokv_local import Engine, EvictionConfig
 from ecokv_local.context import Mark
@@ -26,10 +26,6 @@ def engine(tiny_llama_path: Path, tiny_mmproj_path: Path) -> Iterator[Engine]:
         yield engine
 
 
-def picture(seed: int) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (96, 96, 3), np.uint8))
-
-
 def budget(pairs: int, **settings: int) -> EvictionConfig:
     return EvictionConfig(budget=pairs, **settings)
 
@@ -38,7 +34,7 @@ def test_a_failed_turn_of_an_evicted_talk_is_read_again_and_says_so(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = engine.session(eviction=budget(48, slack=8))
-    session.answer("One.", [picture(0)], max_tokens=3)
+    session.answer("One.", [noise(0)], max_tokens=3)
     before, decode = list(session.messages), session.context.decode
 
     def fails(tokens: list[int]) -> None:
@@ -48,7 +44,7 @@ def test_a_failed_turn_of_an_evicted_talk_is_read_again_and_says_so(
 
     monkeypatch.setattr(session.context, "decode", fails)
     with pytest.raises(EcokvError, match="the backend failed"):
-        session.answer("Two.", [picture(1)], max_tokens=3)
+        session.answer("Two.", [noise(1)], max_tokens=3)
     assert session.messages == before
     monkeypatch.undo()
     answer = session.answer("Three.", max_tokens=3)
@@ -60,7 +56,7 @@ def test_a_failed_turn_of_an_evicted_talk_is_read_again_and_says_so(
 def test_a_talk_longer_than_the_cache_can_be_read_again(engine: Engine) -> None:
     session = engine.session(n_ctx=256, eviction=budget(48, slack=16))
     for turn in range(8):
-        session.answer("And this?", [picture(turn)], max_tokens=20)
+        session.answer("And this?", [noise(turn)], max_tokens=20)
     assert session.n_position > 2 * session.n_cells
     most = 0
     events = []
@@ -103,11 +99,11 @@ def test_an_image_read_in_one_piece_has_to_fit_a_micro_batch(
     with Engine(*files, threads=1, n_ctx=256, n_batch=64, n_ubatch=8) as engine:
         session = engine.session()
         with pytest.raises(UsageError, match="16 tokens does not fit a micro-batch of 8"):
-            session.answer("What?", [picture(0)], max_tokens=2)
+            session.answer("What?", [noise(0)], max_tokens=2)
         assert session.answer("Hello", max_tokens=2).n_prompt < 30  # the talk lives on
     with Engine(*files, threads=1, n_ctx=256, n_ubatch=16) as engine:
         session = engine.session(eviction=budget(24))
-        answer = session.answer("What?", [picture(0)], max_tokens=2)
+        answer = session.answer("What?", [noise(0)], max_tokens=2)
         assert (answer.n_image_tokens, answer.n_kept) == (16, 26)
 
 
@@ -293,7 +289,7 @@ def test_a_share_counts_tokens_not_positions(
 ) -> None:  # P03
     with Engine(tiny_qwen2vl_path, tiny_qwen2vl_mmproj_path, threads=1, n_ctx=512) as engine:
         session = engine.session(eviction=EvictionConfig(budget="50%"))
-        first = session.answer("What is it?", [picture(0).resize((280, 280))], max_tokens=0)
+        first = session.answer("What is it?", [noise(0).resize((280, 280))], max_tokens=0)
         assert first.n_kept == first.n_prompt // 2
         second = session.answer("And now?", max_tokens=0)
         assert second.n_kept == (first.n_prompt + second.n_prompt) // 2

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
+from pictures import noise
 
 from ecokv_local import Engine, EvictionConfig
 from ecokv_local.errors import ContextFullError, UsageError
@@ -19,18 +18,13 @@ def engine(tiny_llama_path: Path, tiny_mmproj_path: Path) -> Iterator[Engine]:
         yield engine
 
 
-def picture(seed: int) -> Image.Image:
-    pixels = np.random.default_rng(seed).integers(0, 255, (96, 96, 3), np.uint8)
-    return Image.fromarray(pixels)
-
-
 @pytest.mark.parametrize("policy", ["pyramid", "ada", "pyramid+ecokv"])
 def test_the_total_holds_for_many_turns(engine: Engine, policy: str) -> None:
     session = engine.session(eviction=EvictionConfig(policy, 64, slack=16))
     most = session.context.rows_max(session.eviction, 64, 512)
     n_evictions = 0
     for turn in range(8):
-        answer = session.answer("And this?", [picture(turn)], max_tokens=40)
+        answer = session.answer("And this?", [noise(turn)], max_tokens=40)
         assert answer.n_evicted > 0 and answer.n_kept <= most + 16
         # once after reading, then once per slack: not at every token
         turns = session.stats()["n_evictions"] - n_evictions

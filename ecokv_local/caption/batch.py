@@ -155,7 +155,9 @@ class Batch:
 
         config = self.config
         with self.engine() as engine:
-            n = auto_parallel(engine) if config.parallel == "auto" else config.parallel
+            n = config.parallel
+            if n == "auto":
+                n = auto_parallel(engine, len(to_do))
             self._lap()
             self.on_start()
             answers: Any = generate(

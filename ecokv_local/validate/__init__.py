@@ -1,6 +1,6 @@
 """Native features, scores, kept sets and moved rows against the reference, on any model and prompt.
 
-``validate(engine, prompt)`` gives a ``Report``; it needs numba (the extra ``validate``).
+``validate(engine, prompt)`` gives a ``Report``; it needs numba and gguf (the extra ``validate``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ecokv_local.validate.report import (
     Report,
     Skipped,
 )
-from ecokv_local.validate.run import require_numba, validate
+from ecokv_local.validate.run import require_packages, validate
 
 __all__ = [
     "Difference",
@@ -22,6 +22,6 @@ __all__ = [
     "PolicyReport",
     "Report",
     "Skipped",
-    "require_numba",
+    "require_packages",
     "validate",
 ]

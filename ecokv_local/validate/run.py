@@ -21,13 +21,14 @@ Progress = Callable[[str], None]
 DEFAULT_BUDGET = "25%"
 
 
-def require_numba() -> None:
+def require_packages() -> None:
     """Raises UsageError where the reference cannot run."""
-    if find_spec("numba") is None:
-        raise UsageError(
-            "validating needs the package numba, which is not installed",
-            hint='pip install "ecokv-local[validate]"',
-        )
+    for package in ("numba", "gguf"):
+        if find_spec(package) is None:
+            raise UsageError(
+                f"validating needs the package {package}, which is not installed",
+                hint='pip install "ecokv-local[validate]"',
+            )
 
 
 def validate(
@@ -45,10 +46,11 @@ def validate(
 
     The prompt is read whole and without eviction, through the chat template as in a conversation.
     ``policies`` are names, or ``"all"``; ``eviction`` gives the budget (25% by default), the window
-    and the other switches. Every error of a session can be raised, and UsageError without numba.
+    and the other switches. Every error of a session can be raised, and UsageError without these
+    packages.
     A mismatch is no error: it is in the report.
     """
-    require_numba()
+    require_packages()
     start = perf_counter()
     eviction = eviction or EvictionConfig(budget=DEFAULT_BUDGET)
     if eviction.budget is None:

@@ -8,6 +8,7 @@
 #include "ggml-cpp.h"
 #include "gguf.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -237,6 +238,18 @@ struct features {
         CHECK(llama_ecokv_features_get(s.ctx, seq, &f) == LLAMA_ECOKV_OK);
     }
 };
+
+inline features random_features(int n_layer, int n_head, int n, unsigned seed) {
+    std::mt19937 rng(seed);
+    std::uniform_real_distribution<float> u(0.01f, 1.0f);
+
+    features f(n_layer, n_head, n);
+    for (auto * v : { &f.attn, &f.attn_last, &f.key_norm, &f.key_cos, &f.key_euc, &f.value_norm }) {
+        std::generate(v->begin(), v->end(), [&]() { return u(rng); });
+    }
+    std::generate(f.head_m2.begin(), f.head_m2.end(), [&]() { return 0.9f*u(rng); });
+    return f;
+}
 
 // budgets that differ between layers or heads
 inline bool is_uneven(int32_t policy) {

@@ -5,18 +5,6 @@
 #include <algorithm>
 #include <numeric>
 
-static features random_features(int n_layer, int n_head, int n, unsigned seed) {
-    std::mt19937 rng(seed);
-    std::uniform_real_distribution<float> u(0.01f, 1.0f);
-
-    features f(n_layer, n_head, n);
-    for (auto * v : { &f.attn, &f.attn_last, &f.key_norm, &f.key_cos, &f.key_euc, &f.value_norm }) {
-        std::generate(v->begin(), v->end(), [&]() { return u(rng); });
-    }
-    std::generate(f.head_m2.begin(), f.head_m2.end(), [&]() { return 0.9f*u(rng); });
-    return f;
-}
-
 static std::vector<int32_t> plan(const features & f, const llama_ecokv_config & c) {
     std::vector<int32_t> keep((size_t) f.f.n_layer*f.f.n_head_kv*std::max(f.f.n, 1));
     const int32_t n = llama_ecokv_plan(&f.f, &c, keep.data());

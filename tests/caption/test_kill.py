@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -191,10 +190,11 @@ ls -A "$DIR"; cat "$DIR"/*.txt | wc -l
 def test_P17_kill_9_at_random_moments(
     tmp_path: Path, tiny_llama_path: Path, tiny_mmproj_path: Path, parallel: int
 ) -> None:
-    draw_scenes(tmp_path, 40)
+    n = 240  # more than a fast machine gets done between 20 kills
+    draw_scenes(tmp_path, n)
     flags = ["-m", str(tiny_llama_path), "--mmproj", str(tiny_mmproj_path), "-t", "1", "-n", "30"]
     flags += ["--parallel", str(parallel)]
-    figures = kill_and_resume(tmp_path, 40, 20, flags, seed=1, pace=0.1)
+    figures = kill_and_resume(tmp_path, n, 20, flags, seed=1, pace=0.05)
     assert figures["killed"] >= 10
     wrong = {name: figures[name] for name in ("lost", "doubled", "partial", "made_twice")}
     assert set(wrong.values()) == {0}, figures
@@ -229,29 +229,46 @@ def test_P27_ctrl_c_finishes_the_picture_in_work(
         assert len(manifest.state.files) == done
 
 
+#: `ecokv`, and a line on standard error when the first token of a caption is there.
+TELLING = """
+import sys
+from ecokv_cli.main import main
+from ecokv_local.turn import Turn
+
+accept = Turn.accept
+
+def first(turn, *arguments):
+    Turn.accept = accept
+    print("the first token", file=sys.stderr, flush=True)
+    return accept(turn, *arguments)
+
+Turn.accept = first
+sys.exit(main())
+"""
+
+
 @pytest.mark.slow
 def test_P27_a_second_ctrl_c_stops_now(tmp_path: Path, smollm2_path: Path) -> None:
     """While one long caption is being made by a model that does not stop by itself."""
     draw_scenes(tmp_path, 2)
     (tmp_path / "g").write_text('root ::= "a "+')
     flags = ["-t", "1", "-n", "2000", "--grammar-file", str(tmp_path / "g")]
+    python, _, _, *arguments = command(tmp_path, flags)
     process = subprocess.Popen(
-        command(tmp_path, flags),
+        [python, "-c", TELLING, *arguments],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         env=environment(),
+        text=True,
     )
-    while not (tmp_path / FILE_NAME).exists():
-        time.sleep(0.1)
-    time.sleep(4)
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
-    assert process.poll() is None
-    clock = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 130 and time.monotonic() - clock < 2
-    assert process.stderr is not None
-    process.stderr.close()
+    with process:
+        assert process.stderr is not None
+        assert "the first token\n" in iter(process.stderr.readline, "")
+        process.send_signal(signal.SIGINT)
+        assert any("again stops now" in line for line in iter(process.stderr.readline, ""))
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
     with Manifest(tmp_path / FILE_NAME) as manifest:
         assert manifest.state.n_damaged == 0 and not manifest.state.files
 

@@ -50,9 +50,9 @@ EPILOG = "Columns are explained in docs/usage.md."
 
 def run(settings: Settings, out: Output, prompt: str | None) -> int:
     """Validate one prompt; returns the exit code."""
-    from ecokv_local.validate import require_numba, validate
+    from ecokv_local.validate import require_packages, validate
 
-    require_numba()
+    require_packages()
     given = inputs.gather(settings, prompt, out)
     if given.prompt is None:
         raise usage("there is no prompt to validate with", "give -p TEXT, or pipe the prompt in")
