@@ -320,6 +320,27 @@ class Context:
         self.spans = before(self.spans, n_position)
         return True
 
+    # ---- as bytes
+
+    def state(self) -> bytes:
+        """Rows, positions, what was evicted and the queries that vote, as ``llama-ecokv.h`` writes
+        them. Raises ModelError if this kind of memory cannot be saved.
+        """
+        lib = native.lib
+        size = native.check(lib.llama_ecokv_state_size(self.ptr, self.seq))
+        data = c.create_string_buffer(size)
+        native.check(lib.llama_ecokv_state_get(self.ptr, self.seq, data, size))
+        return data.raw
+
+    def restore_state(self, data: bytes, mark: Mark) -> None:
+        """Put a ``state`` that ended at ``mark`` into this empty sequence.
+
+        Raises SessionFileError if it is damaged or of another cache; nothing has changed then.
+        """
+        self.reserve(mark.n_rows)
+        native.check(native.lib.llama_ecokv_state_set(self.ptr, self.seq, data, len(data)))
+        self.n_position, self._rows, self.n_tokens = mark
+
     # ---- eviction
 
     def enable(self, window: int) -> None:

@@ -236,6 +236,28 @@ class Engine:
         is on only where there are images, so that talk without any is the language model's own."""
         return self._adapters if seeing else self._adapters[self._n_sight :]
 
+    def lora_files(self, *, seeing: bool) -> list[Path]:
+        """Files of ``adapters``."""
+        return self.lora_paths if seeing else self.lora_paths[self._n_sight :]
+
+    def load_session(
+        self,
+        path: str | Path,
+        *,
+        sampling: SamplingConfig | None = None,
+        n_ctx: int | None = None,
+        **eviction: Any,
+    ) -> Session:
+        """A conversation that goes on from a file of ``Session.save``; ``eviction`` are fields of
+        ``EvictionConfig`` to change.
+
+        Raises SessionFileError if the file is missing, damaged, of a newer version, or was saved
+        with another model, projector, adapter or cache.
+        """
+        from ecokv_local.saving import load
+
+        return load(self, path, sampling=sampling, n_ctx=n_ctx, **eviction)
+
     def session(
         self,
         *,

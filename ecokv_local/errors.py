@@ -70,6 +70,12 @@ class StateError(EcokvError):
     code = "state"
 
 
+class SessionFileError(EcokvError):
+    """A saved session is missing, damaged, of a newer version, or of another model or cache."""
+
+    code = "session"
+
+
 class MemoryLimitError(EcokvError):
     """Out of memory."""
 

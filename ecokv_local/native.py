@@ -21,6 +21,7 @@ from ecokv_local.errors import (
     EcokvError,
     MemoryLimitError,
     ModelError,
+    SessionFileError,
     StateError,
     UsageError,
 )
@@ -220,6 +221,10 @@ def _declare() -> None:
         "choose": (i32, [ctx, seq, c.POINTER(Config), IntP, c.POINTER(Result)]),
         "apply": (i32, [ctx, seq, IntP, i32]),
         "evict": (i32, [ctx, seq, c.POINTER(Config), c.POINTER(Result)]),
+        "state_size": (i64, [ctx, seq]),
+        "state_get": (i64, [ctx, seq, c.c_void_p, c.c_size_t]),
+        "state_check": (i32, [ctx, seq, c.c_void_p, c.c_size_t]),
+        "state_set": (i32, [ctx, seq, c.c_void_p, c.c_size_t]),
         "get_pos": (i32, [ctx, seq, IntP]),
         "get_kept": (i32, [ctx, seq, IntP]),
         "get_layer": (i32, [ctx, i32, c.POINTER(LayerInfo), FloatP]),
@@ -257,6 +262,7 @@ _ERRORS: dict[int, tuple[type[EcokvError], str]] = {
     -8: (EcokvError, ""),
     -9: (StateError, "the conversation has to be read again"),
     -10: (MemoryLimitError, "use a smaller --ctx-size or cache type"),
+    -11: (SessionFileError, "load it with the model and the settings that it was saved with"),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ecokv_local.answer import Answer, Event
@@ -47,6 +48,7 @@ class Session:
         check_text("the system prompt", system or "")
         self.engine = engine
         self.messages: list[Message] = []
+        self.opening: tuple[Message, ...] = ()  # documents that begin the first message
         self.system, self.eviction, self.sampling = system, eviction, sampling
         self._template = engine.chat_template()
         self._context: Context | None = engine.context(n_ctx)
@@ -154,7 +156,33 @@ class Session:
         iterator, ends the answer and keeps the turn.
         """
         self._begin(max_tokens)
-        return self._run(user_message(self.engine, text, images), max_tokens)
+        message = user_message(self.engine, text, images)
+        if self.opening and not self.messages:
+            from ecokv_local.opening import join
+
+            *self.messages, message = join(self.opening[0], message)
+        return self._run(message, max_tokens)
+
+    def read(self, text: str, images: Sequence[Any] = ()) -> Iterator[Event]:
+        """Read documents ahead, down to the budget: what is asked later goes on behind them.
+
+        Raises StateError, with the first event, if something was said already.
+        """
+        from ecokv_local.opening import read
+
+        self._begin(None)
+        return read(self, user_message(self.engine, text.strip(), images))
+
+    def save(self, path: str | Path) -> int:
+        """Write a file that ``Engine.load_session`` goes on from; returns its size in bytes.
+
+        Raises EcokvError if the disk is full (an old file is as it was then), and ModelError if
+        this kind of memory cannot be saved.
+        """
+        from ecokv_local.saving import save
+
+        self._idle()
+        return save(self, path)
 
     def answer(
         self, text: str, images: Sequence[Any] = (), *, max_tokens: int | None = None
@@ -208,19 +236,19 @@ class Session:
 
     def _turn(self, message: Message, max_tokens: int | None) -> Iterator[Event]:
         conversation = [*self.messages, message]
-        self._see(any(m.images for m in conversation))
-        rendered = self._render(conversation)
+        self.see(any(m.images for m in conversation))
+        rendered = self.render(conversation)
         if not rendered.text.startswith(self._read.text):
             whole = self._read.first == 0
             self._forget("its earlier part does not begin the new prompt")
-            rendered = rendered if whole else self._render(conversation)
+            rendered = rendered if whole else self.render(conversation)
         before = self._read
         images = [image for m in conversation[before.first :] for image in m.images]
         notes, self._notes = self._notes, []
         again = before.end.n_position == 0 and len(conversation) > 1
         turn = Turn(self, max_tokens, [*notes, *rendered.warnings], again=again)
         try:
-            texts = texts_of(self.system, message)
+            texts = texts_of(self.system, message, self.opening)
             new = rendered.text[len(before.text) :]
             yield from turn.run(new, images[before.n_images :], texts)
         except GeneratorExit:
@@ -236,12 +264,16 @@ class Session:
         answer = self._keep(turn, conversation, rendered.text, len(images), before)
         yield Event("end", "", answer)
 
-    def _render(self, conversation: list[Message]) -> RenderedPrompt:
-        """The part of it that is compared with what was read."""
+    def render(
+        self, conversation: list[Message], *, add_generation_prompt: bool = True
+    ) -> RenderedPrompt:
+        """The part of a conversation that is compared with what was read, as text."""
         window = conversation[self._read.first :]
-        return self._template.render(with_system(self.system, window))
+        return self._template.render(
+            with_system(self.system, window), add_generation_prompt=add_generation_prompt
+        )
 
-    def _see(self, seeing: bool) -> None:
+    def see(self, seeing: bool) -> None:
         """The adapters of a conversation with (or without) images; read anew where they differ."""
         adapters = self.engine.adapters(seeing=seeing)
         if adapters != self.engine.adapters(seeing=self._seeing):
@@ -271,6 +303,41 @@ class Session:
         else:
             self._forget(_CANNOT_REWIND)
 
+    # ---- what files and documents need
+
+    @property
+    def seeing(self) -> bool:
+        """Whether the adapters of a conversation with images are on."""
+        return self._seeing
+
+    @property
+    def reads(self) -> tuple[Read, Read]:
+        """What the cache has read, now and before the last turn."""
+        return self._read, self._before_last
+
+    def opened(self, message: Message, text: str, n_evictions: int) -> None:
+        """Book documents that were read as ``text``."""
+        self.opening = (message,)
+        self._read, self._before_last = Read(text, len(message.images), self.context.mark()), Read()
+        self._n_evictions += n_evictions
+
+    def resume(
+        self,
+        messages: list[Message],
+        opening: list[Message],
+        reads: tuple[Read, Read],
+        *,
+        seeing: bool,
+        n_evictions: int,
+    ) -> None:
+        """Book a conversation whose rows were put into the cache."""
+        self.context.set_adapters(self.engine.adapters(seeing=seeing))
+        if self.eviction.enabled and self.eviction.shrink:
+            self.context.shrink(self.eviction.slack + 1)
+        self.messages, self.opening = messages, tuple(opening)
+        self._read, self._before_last = reads
+        self._seeing, self._n_evictions = seeing, n_evictions
+
     def sampler(self) -> Sampler:
         """The sampler of this session, made with the first token."""
         if self._sampler is None:
@@ -289,6 +356,7 @@ class Session:
         """Forget the conversation."""
         self._idle()
         self.messages.clear()
+        self.opening = ()
         self._forget()
 
     def fork(self, *, eviction: EvictionConfig | None = None) -> Session:
@@ -305,12 +373,12 @@ class Session:
             n_ctx=self.n_cells,
         )
         try:
-            other._see(self._seeing)
+            other.see(self._seeing)
             copy_rows(self.context, other.context)
         except BaseException:
             other.close()
             raise
-        other.messages = list(self.messages)
+        other.messages, other.opening = list(self.messages), self.opening
         other._read, other._before_last = self._read, self._before_last
         return other
 
@@ -395,9 +463,14 @@ def check_text(what: str, text: str) -> None:
         ) from None
 
 
-def texts_of(system: str | None, message: Message) -> Texts:
-    """The texts of a prompt that can be protected, as they are rendered."""
-    return Texts(neutralise(system or "").strip(), neutralise(message.text).strip())
+def texts_of(system: str | None, message: Message, opening: Sequence[Message] = ()) -> Texts:
+    """The texts of a prompt that can be protected, as they are rendered; documents that begin the
+    message are no part of the question.
+    """
+    question = message.text
+    for documents in opening:
+        question = question.removeprefix(f"{documents.text}\n\n")
+    return Texts(neutralise(system or "").strip(), neutralise(question).strip())
 
 
 def _last(events: Iterator[Event]) -> Answer:

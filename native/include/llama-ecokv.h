@@ -35,6 +35,7 @@ enum llama_ecokv_status {
     LLAMA_ECOKV_ERR_COMPUTE     = -8, // a backend failed; nothing was changed
     LLAMA_ECOKV_ERR_CLEARED     = -9, // a backend failed in the middle of an apply; the sequence was cleared
     LLAMA_ECOKV_ERR_ALLOC       = -10, // out of memory
+    LLAMA_ECOKV_ERR_DATA        = -11, // a saved state is damaged, of another version, or of another model or cache
 };
 
 enum llama_ecokv_policy {
@@ -267,6 +268,21 @@ LLAMA_API int32_t llama_ecokv_apply(struct llama_context * ctx, llama_seq_id seq
 // result may be NULL
 LLAMA_API int32_t llama_ecokv_evict(struct llama_context * ctx, llama_seq_id seq_id, const struct llama_ecokv_config * config,
         struct llama_ecokv_result * result);
+
+//
+// a sequence as bytes: its rows, positions, what was evicted of it, and the queries that vote. also without enabling.
+// evicted rows and holes take no bytes; of sliding-window layers the rows inside the window are part of it
+//
+
+// bytes that it takes now, < 0 on error
+LLAMA_API int64_t llama_ecokv_state_size (struct llama_context * ctx, llama_seq_id seq_id);
+// returns the bytes written, < 0 on error
+LLAMA_API int64_t llama_ecokv_state_get  (struct llama_context * ctx, llama_seq_id seq_id, void * data, size_t size);
+// whether a state fits the context: undamaged, the same layers and cache types, enough cells. changes nothing
+LLAMA_API int32_t llama_ecokv_state_check(struct llama_context * ctx, llama_seq_id seq_id, const void * data, size_t size);
+// into an empty sequence. the context may have another number of cells; where it has those that the rows came from, it goes on
+// bit for bit. on an error nothing was changed
+LLAMA_API int32_t llama_ecokv_state_set  (struct llama_context * ctx, llama_seq_id seq_id, const void * data, size_t size);
 
 //
 // what is in the cache: for statistics, explanations and tests

@@ -84,6 +84,19 @@ void llama_ecokv_access::rebuild(llama_context & ctx) {
     ctx.sched_need_reserve = true;
 }
 
+void llama_ecokv_access::reserve(llama_context & ctx) {
+    rebuild(ctx);
+    ctx.sched_reserve();
+}
+
+const char * llama_ecokv_access::arch(const llama_context & ctx) {
+    return llm_arch_name(ctx.model.arch);
+}
+
+bool llama_ecokv_access::rotated(const llama_kv_cache & kv, bool value) {
+    return value ? kv.attn_rot_v : kv.attn_rot_k;
+}
+
 std::vector<ecokv_layer> llama_ecokv_access::layers(llama_kv_cache & kv, uint32_t strm) {
     std::vector<ecokv_layer> res;
     for (const auto & l : kv.layers) {
@@ -140,14 +153,35 @@ int32_t llama_ecokv_access::open(llama_context * ctx, llama_seq_id seq_id, ecokv
         seq.n_head_kv = std::max(seq.n_head_kv, l.n_head_kv);
     }
 
-    const auto & cells = *seq.cells;
+    seq.cell = cells_by_pos(*kv, seq_id);
+    for (uint32_t c : seq.cell) {
+        seq.shared = seq.shared || seq.cells->seq_count(c) > 1;
+    }
+
+    return LLAMA_ECOKV_OK;
+}
+
+llama_kv_cache * llama_ecokv_access::window_of(llama_context & ctx) {
+    auto * iswa = iswa_of(ctx.memory.get());
+    return iswa ? iswa->get_swa() : nullptr;
+}
+
+llama_kv_cells & llama_ecokv_access::cells_of(llama_kv_cache & kv, llama_seq_id seq_id) {
+    return kv.v_cells[kv.seq_to_stream[seq_id]];
+}
+
+std::vector<uint32_t> llama_ecokv_access::cells_by_pos(llama_kv_cache & kv, llama_seq_id seq_id) {
+    const auto & cells = cells_of(kv, seq_id);
+
+    std::vector<uint32_t> res;
     for (const auto & [pos, c] : cells.seq_pos_get(seq_id)) {
-        seq.cell.push_back(c);
-        seq.shared = seq.shared || cells.seq_count(c) > 1;
+        if (!llama_hparams::is_masked_swa(kv.n_swa, kv.swa_type, pos, cells.seq_pos_max(seq_id))) {
+            res.push_back(c);
+        }
     }
 
     // tokens of one image share their position under M-RoPE: raster order, which is what its mask uses
-    std::stable_sort(seq.cell.begin(), seq.cell.end(), [&](uint32_t a, uint32_t b) {
+    std::stable_sort(res.begin(), res.end(), [&](uint32_t a, uint32_t b) {
         const llama_pos pa = cells.pos_get(a);
         const llama_pos pb = cells.pos_get(b);
         if (pa != pb) {
@@ -157,8 +191,7 @@ int32_t llama_ecokv_access::open(llama_context * ctx, llama_seq_id seq_id, ecokv
         const auto & eb = cells.ext_get(b);
         return eb.is_2d_gt(ea.x, ea.y);
     });
-
-    return LLAMA_ECOKV_OK;
+    return res;
 }
 
 bool ecokv_seq::has_holes(int32_t layer) const {
@@ -306,8 +339,12 @@ size_t llama_ecokv_access::sched_bytes(llama_context & ctx, ggml_backend_sched_t
     return res;
 }
 
-void llama_ecokv_access::set_head(const ecokv_seq & seq, uint32_t head) {
-    seq.kv->v_heads[seq.strm] = head < seq.cells->size() ? head : 0;
+uint32_t llama_ecokv_access::head(const llama_kv_cache & kv, uint32_t strm) {
+    return kv.v_heads[strm];
+}
+
+void llama_ecokv_access::set_head(llama_kv_cache & kv, uint32_t strm, uint32_t head) {
+    kv.v_heads[strm] = head < kv.v_cells[strm].size() ? head : 0;
 }
 
 void llama_ecokv_access::clear_seq(const ecokv_seq & seq) {

@@ -72,6 +72,14 @@ struct llama_ecokv_access {
 
     static int32_t open(llama_context * ctx, llama_seq_id seq_id, ecokv_seq & seq);
 
+    // the sliding-window half of the cache of a context, null: there is none
+    static llama_kv_cache * window_of(llama_context & ctx);
+
+    static llama_kv_cells & cells_of(llama_kv_cache & kv, llama_seq_id seq_id);
+
+    // cells of a sequence by position (and raster order), without those that left the window
+    static std::vector<uint32_t> cells_by_pos(llama_kv_cache & kv, llama_seq_id seq_id);
+
     static std::vector<ecokv_layer> layers(llama_kv_cache & kv, uint32_t strm);
 
     static void shape(llama_kv_cache & kv, llama_ecokv_shape & shape);
@@ -97,6 +105,11 @@ struct llama_ecokv_access {
 
     // the next decode reserves its memory and builds its graph anew
     static void rebuild(llama_context & ctx);
+    // ... now: then the layers of the store are known as graphs use them
+    static void reserve(llama_context & ctx);
+
+    static const char * arch(const llama_context & ctx);
+    static bool rotated(const llama_kv_cache & kv, bool value); // K or V is stored with a Hadamard rotation
 
     static int32_t n_threads(const llama_context & ctx);
 
@@ -104,7 +117,9 @@ struct llama_ecokv_access {
     static ggml_backend_sched_t sched(llama_context & ctx, llama_ecokv_store & store, size_t n_nodes);
     static size_t sched_bytes(llama_context & ctx, ggml_backend_sched_t sched);
 
-    static void set_head(const ecokv_seq & seq, uint32_t head);
+    static uint32_t head    (const llama_kv_cache & kv, uint32_t strm); // where the search for free cells begins
+    static void     set_head(llama_kv_cache & kv, uint32_t strm, uint32_t head);
+    static void     set_head(const ecokv_seq & seq, uint32_t head) { set_head(*seq.kv, seq.strm, head); }
     static void clear_seq(const ecokv_seq & seq);
 
     // of a batch in the works

@@ -82,6 +82,7 @@ const char * llama_ecokv_status_text(int32_t status) {
         case LLAMA_ECOKV_ERR_COMPUTE:   return "a backend failed, nothing was changed";
         case LLAMA_ECOKV_ERR_CLEARED:   return "a backend failed while rows were moved, the sequence was cleared";
         case LLAMA_ECOKV_ERR_ALLOC:     return "out of memory";
+        case LLAMA_ECOKV_ERR_DATA:      return "the saved state cannot be used here";
         default:                        return status > 0 ? "ok" : "unknown status";
     }
 }

@@ -11,6 +11,8 @@ struct llm_graph_context;
 
 class  llama_kv_cache;
 class  llama_kv_cache_context;
+class  llama_io_read_i;
+class  llama_io_write_i;
 
 struct llama_ecokv_access; // friend of the patched classes: all access to their private members goes through it
 struct llama_ecokv_store;  // what eviction keeps beside a cache: the query ring and the state of each sequence
@@ -43,7 +45,7 @@ void llama_ecokv_on_reset(llama_ecokv_store * store, llama_seq_id seq_id);
 void llama_ecokv_on_seq_keep(llama_ecokv_store * store, llama_seq_id seq_id);
 
 // false if [p0, p1) reaches into the evicted part of a sequence: the removal must fail and change nothing
-bool llama_ecokv_on_seq_rm(llama_ecokv_store * store, llama_seq_id seq_id, llama_pos p0, llama_pos p1);
+bool llama_ecokv_on_seq_rm(const llama_kv_cache * kv, llama_seq_id seq_id, llama_pos p0, llama_pos p1);
 
 // false if the copy must not happen: part of an evicted sequence is no exact prefix
 bool llama_ecokv_on_seq_cp(llama_ecokv_store * store, llama_seq_id seq_id_src, llama_seq_id seq_id_dst, llama_pos p0, llama_pos p1);
@@ -57,11 +59,13 @@ ggml_tensor * llama_ecokv_idxs (const llama_kv_cache * kv, ggml_context * ctx, g
 // false if there is no memory for it
 bool llama_ecokv_on_prepare(llama_kv_cache * kv);
 
-// rows are about to be read from a state: all layers hold all cells again. throws if there is no memory for it
-void llama_ecokv_on_state_read(llama_kv_cache * kv);
+// true: an evicted sequence, which the format of llama.cpp cannot hold, was written with all that belongs to it. throws if it
+// cannot be saved, or if all sequences are to be (seq_id < 0)
+bool llama_ecokv_on_state_write(const llama_kv_cache * kv, llama_io_write_i & io, llama_seq_id seq_id);
 
-// throws if a state cannot hold a sequence (seq_id < 0: any of them): it has rows that only some heads own
-void llama_ecokv_on_state_write(const llama_ecokv_store * store, llama_seq_id seq_id);
+// n_stream is the first word of a state. true: it was such a sequence and has been read. false: rows will be read, all layers
+// hold all cells again. throws if it cannot be
+bool llama_ecokv_on_state_read(llama_kv_cache * kv, llama_io_read_i & io, llama_seq_id seq_id, uint32_t n_stream);
 
 // false if positions must not be rewritten (seq_id < 0: of any sequence)
 bool llama_ecokv_can_shift(const llama_ecokv_store * store, llama_seq_id seq_id);

@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <stdexcept>
 
 // as upstream pads a context, and the number of cells that a graph looks at: n_kv stays what it would have been
 static const uint32_t PAD_CELLS = 256;
@@ -198,8 +197,7 @@ static bool offsets_hold(const llama_ecokv_store & store, llama_kv_cache & kv) {
     return true;
 }
 
-// all layers hold all cells
-static int32_t make_whole(llama_kv_cache & kv) {
+int32_t ecokv_make_whole(llama_kv_cache & kv) {
     const auto & store = llama_ecokv_access::store(kv);
     store->ctx->synchronize();
     return ecokv_make_room(*store, kv, std::vector<uint32_t>(store->offset.size(), 0));
@@ -210,18 +208,11 @@ bool llama_ecokv_on_prepare(llama_kv_cache * kv) {
     if (!store || store->owner != kv || offsets_hold(*store, *kv)) {
         return true;
     }
-    if (make_whole(*kv) == LLAMA_ECOKV_OK) {
+    if (ecokv_make_whole(*kv) == LLAMA_ECOKV_OK) {
         return true;
     }
     LLAMA_LOG_ERROR("%s: %s\n", __func__, llama_ecokv_last_error());
     return false;
-}
-
-void llama_ecokv_on_state_read(llama_kv_cache * kv) {
-    const auto * store = llama_ecokv_access::store_of(kv);
-    if (store && store->owner == kv && make_whole(*kv) != LLAMA_ECOKV_OK) {
-        throw std::runtime_error(llama_ecokv_last_error());
-    }
 }
 
 namespace {

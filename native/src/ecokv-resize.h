@@ -19,5 +19,8 @@ int32_t ecokv_reallocate(llama_ecokv_store & store, llama_kv_cache & kv, uint32_
 // as many cells as before, and layer i holds those from need[i] on
 int32_t ecokv_make_room(llama_ecokv_store & store, llama_kv_cache & kv, const std::vector<uint32_t> & need);
 
+// all layers hold all cells
+int32_t ecokv_make_whole(llama_kv_cache & kv);
+
 // the row indices of the layer that is being built become an input of its graph
 void ecokv_claim_rows(const llm_graph_context & graph, const llama_kv_cache_context * mctx, const std::shared_ptr<llama_ecokv_store> & store);

@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <stdexcept>
 
 //
 // llama_ecokv_store
@@ -318,12 +317,15 @@ void llama_ecokv_on_reset(llama_ecokv_store * store, llama_seq_id seq_id) {
     }
 }
 
-bool llama_ecokv_on_seq_rm(llama_ecokv_store * store, llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
+bool llama_ecokv_on_seq_rm(const llama_kv_cache * kv, llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
+    auto * store = llama_ecokv_access::store_of(kv);
     if (!store) {
         return true;
     }
     if (covers_all(p0, p1)) {
-        store->reset(seq_id);
+        if (store->owner == kv) { // a restore of the sliding-window half alone empties that first
+            store->reset(seq_id);
+        }
         return true;
     }
     auto meant = [&](uint32_t s) { return seq_id < 0 || s == (uint32_t) seq_id; };
@@ -359,13 +361,4 @@ bool llama_ecokv_can_shift(const llama_ecokv_store * store, llama_seq_id seq_id)
     }
     ecokv_fail(LLAMA_ECOKV_ERR_STATE, "sequence %d was evicted: its positions cannot be shifted", seq_id);
     return false;
-}
-
-void llama_ecokv_on_state_write(const llama_ecokv_store * store, llama_seq_id seq_id) {
-    for (uint32_t s = 0; store && s < store->n_seq; ++s) {
-        if ((seq_id < 0 || s == (uint32_t) seq_id) && !store->seqs[s].first.empty()) {
-            ecokv_fail(LLAMA_ECOKV_ERR_STATE, "sequence %u was evicted with uneven budgets: its state cannot be saved", s);
-            throw std::runtime_error(llama_ecokv_last_error());
-        }
-    }
 }

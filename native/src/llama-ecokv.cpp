@@ -7,10 +7,9 @@
 #include "ecokv-apply.h"
 #include "ecokv-budgets.h"
 #include "ecokv-features.h"
-#include "ecokv-hooks.h"
 #include "ecokv-plan.h"
 #include "ecokv-policy.h"
-
+#include "ecokv-resize.h"
 
 #include <algorithm>
 
@@ -121,8 +120,10 @@ int32_t llama_ecokv_disable(llama_context * ctx) {
                     return ecokv_fail(LLAMA_ECOKV_ERR_STATE, "a sequence has heads of different length: remove it before eviction is turned off");
                 }
             }
-            llama_ecokv_on_state_read(kv); // all layers hold all cells
-            llama_ecokv_access::install(*ctx, *kv, nullptr);
+            status = ecokv_make_whole(*kv);
+            if (status == LLAMA_ECOKV_OK) {
+                llama_ecokv_access::install(*ctx, *kv, nullptr);
+            }
         }
         return status;
     });
