@@ -2,7 +2,7 @@
 
 ::
 
-    magic (8) | version u32 | length of the header u32 | size of the file u64 | CRC-32 of these u32
+    magic (8) | version u32 | length of header u32 | size of file u64 | CRC-32 of these u32
     header: JSON with what tells whether the file fits, and the sections with their sizes
     the sections, one after another
     SHA-256 of everything before it

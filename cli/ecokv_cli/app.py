@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ecokv_cli.commands import caption, chat, validate
+from ecokv_cli.commands import caption, chat, read, validate
 from ecokv_cli.options import BY_NAME
 from ecokv_cli.output import Output
 from ecokv_cli.setting import Setting
@@ -145,9 +145,9 @@ def _class(module: ModuleType) -> type[GroupedCommand]:
 
 
 #: Commands whose argument is a list of paths.
-_WITH_PATHS = (caption,)
+_WITH_PATHS = (caption, read)
 
-for _module in (chat, caption, validate):
+for _module in (chat, read, caption, validate):
     app.command(
         _module.NAME,
         cls=_class(_module),

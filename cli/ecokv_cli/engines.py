@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from ecokv_cli.errors import usage
 from ecokv_cli.settings import ENVIRONMENT, Settings
 
 if TYPE_CHECKING:
@@ -67,6 +68,19 @@ def open_session(
 ) -> Session:
     """A conversation on `engine`. A context of 0 is the model's own, as in llama.cpp."""
     n_ctx = settings.get("ctx_size")
+    file = settings.get("session")
+    if file is not None:
+        if settings.get("system") is not None:
+            raise usage(
+                f"{settings.where('system')} and --session: the session has its own system prompt",
+                "leave one of them out",
+            )
+        return engine.load_session(
+            file,
+            sampling=sampling,
+            n_ctx=engine.n_ctx_train if n_ctx == 0 else n_ctx,
+            **_eviction_given(settings),
+        )
     return engine.session(
         system=settings.get("system"),
         eviction=eviction,
@@ -79,17 +93,19 @@ def eviction_of(settings: Settings) -> EvictionConfig:
     """What stays in the cache."""
     from ecokv_local import EvictionConfig
 
-    return EvictionConfig(
-        **settings.given(
-            budget="budget",
-            policy="policy",
-            sinks="sinks",
-            recent="recent",
-            window="window",
-            slack="slack",
-            image_budget="image_budget",
-            protect="protect",
-        )
+    return EvictionConfig(**_eviction_given(settings))
+
+
+def _eviction_given(settings: Settings) -> dict[str, Any]:
+    return settings.given(
+        budget="budget",
+        policy="policy",
+        sinks="sinks",
+        recent="recent",
+        window="window",
+        slack="slack",
+        image_budget="image_budget",
+        protect="protect",
     )
 
 
@@ -111,6 +127,8 @@ def max_tokens(settings: Settings) -> int | None:
 
 def without_effect(settings: Settings) -> list[str]:
     """What the user asked for on this command line that cannot do anything."""
+    if settings.get("session") is not None:  # which has a budget of its own
+        return []
     if settings.get("budget") is not None:
         if settings.get("policy") != "none":
             return []

@@ -77,6 +77,18 @@ PROMPT = group(
     ),
 )
 
+SESSION = group(
+    "Prompt",
+    Setting(
+        "session",
+        ("--session",),
+        "FILE",
+        "Go on from a session that /save or `ecokv read` wrote; the file is not changed.",
+        values.path,
+        is_path=True,
+    ),
+)
+
 RUNTIME = group(
     "Run",
     Setting(
@@ -218,6 +230,6 @@ OUTPUT = group(
     switch("quiet", ("-q", "--quiet"), "--no-quiet", "No progress and no notes; warnings stay."),
 )
 
-ALL: tuple[Setting, ...] = (*MODEL, *PROMPT, *RUNTIME, *SAMPLING, *EVICTION, *OUTPUT)
+ALL: tuple[Setting, ...] = (*MODEL, *PROMPT, *SESSION, *RUNTIME, *SAMPLING, *EVICTION, *OUTPUT)
 BY_NAME: dict[str, Setting] = {setting.name: setting for setting in (*ALL, *BATCH)}
 BY_KEY: dict[str, Setting] = {key: setting for setting in (*ALL, *BATCH) for key in setting.keys}

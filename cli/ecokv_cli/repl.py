@@ -40,6 +40,8 @@ class Repl:
         self.show_stats: bool = settings.get("stats", False)
         self.images: list[str | bytes] = []
         self.text = ""
+        if settings.get("session") is not None:
+            self.adopt(session)
         self._reader = reader if reader is not None else Prompt(complete)
         self._interrupted = False
 
@@ -111,6 +113,12 @@ class Repl:
     def play(self, events: Iterator[Any]) -> None:
         record = play(self.out, self.session, events, show_stats=self.show_stats)
         self._interrupted = record["finish_reason"] == "cancelled"
+
+    def adopt(self, session: Session) -> None:
+        """Go on with a loaded session, and with the settings it has."""
+        self.session = session
+        self.eviction, self.system = session.eviction, session.system
+        self.images, self.text = [], ""
 
     def tell_pending(self) -> None:
         what = pictures(len(self.images))

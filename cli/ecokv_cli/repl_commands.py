@@ -15,9 +15,6 @@ from ecokv_cli.prompt import Completion
 if TYPE_CHECKING:
     from ecokv_cli.repl import Repl
 
-#: Commands of a later version.
-LATER = ("/save", "/load")
-
 
 class Leave(Exception):
     """A command asked to end the conversation."""
@@ -162,6 +159,28 @@ def _stats(repl: Repl, argument: str) -> None:
     repl.out.show(stats.table(repl.session.stats()))
 
 
+def _save(repl: Repl, argument: str) -> None:
+    name = _one_file("/save", argument)
+    size = repl.session.save(name)
+    repl.out.note(f"{name}: {size:,} bytes; goes on with /load or ecokv chat --session")
+
+
+def _load(repl: Repl, argument: str) -> None:
+    name = _one_file("/load", argument)
+    loaded = repl.engine.load_session(name, sampling=repl.sampling)
+    old = repl.session
+    repl.adopt(loaded)
+    old.close()
+    repl.out.note(f"{name}: {loaded.n_rows} KV pairs, position {loaded.n_position}")
+
+
+def _one_file(name: str, argument: str) -> str:
+    names = paths.split(argument)
+    if len(names) != 1:
+        raise usage(f"{name} needs one file", f"for example: {name} talk.ekv")
+    return names[0]
+
+
 def _help(repl: Repl, argument: str) -> None:
     rows = {command.usage: command.help for command in COMMANDS}
     rows['"""'] = "begins and ends a message of several lines"
@@ -190,6 +209,8 @@ class Command:
 COMMANDS = (
     Command(("/image",), "/image PATH", "look at a picture with the next message", _image),
     Command(("/read",), "/read FILE", "put a text file before the next message", _read),
+    Command(("/save",), "/save FILE", "write the conversation and its cache to a file", _save),
+    Command(("/load",), "/load FILE", "go on with a saved conversation", _load),
     Command(("/clear",), "/clear", "forget the conversation", _clear),
     Command(("/regen",), "/regen", "answer the last message again", _regen),
     Command(("/set",), "/set NAME VALUE", "change a setting; /set alone shows them", _set),
@@ -205,8 +226,6 @@ def find(name: str) -> Command:
     """The command called `name`, or `UsageError` with what may have been meant."""
     if name in BY_NAME:
         return BY_NAME[name]
-    if name in LATER:
-        raise usage(f"unknown command {name}: not available in this version", "see /help")
     if os.path.exists(name):
         raise usage(f"unknown command {name}", f"to look at that file: /image {name}")
     from difflib import get_close_matches
@@ -225,7 +244,7 @@ def complete(line: str) -> list[Completion]:
         return []
     if not space:
         return [(len(name), known, known) for known in BY_NAME if known.startswith(name)]
-    if name in ("/image", "/read"):
+    if name in ("/image", "/read", "/save", "/load"):
         length = paths.fragment_length(rest)
         return [(length, found.text, found.display) for found in paths.complete(rest)]
     if name == "/set":

@@ -186,13 +186,6 @@ def test_show_and_stats(talk, session):
     ]
 
 
-@pytest.mark.parametrize("name", ["/save x", "/load x"])
-def test_later_commands(talk, name):
-    result = talk(name, "Hi")
-    assert f"unknown command {name[:5]}: not available in this version" in result.err
-    assert result.out == "ok\n"
-
-
 def test_unknown_command(talk, session, picture):
     result = talk("/iamge x", "/xyzzy", "/", " /etc is a folder?")
     assert "did you mean /image?" in result.err and result.err.count("error: ") == 3

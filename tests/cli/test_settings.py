@@ -20,6 +20,7 @@ BAD_AND_GOOD = {
     "image": ("file:///etc/passwd", "d.png"),
     "prompt": (None, "Hi"),
     "system": (None, "Be brief."),
+    "session": ("https://x/y", "talk.ekv"),
     "image_max_tokens": ("0", "64"),
     "ctx_size": ("-1", "512"),
     "max_tokens": ("0", "12"),

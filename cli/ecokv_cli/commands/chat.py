@@ -7,12 +7,12 @@ from typing import Any
 from ecokv_cli import engines, inputs
 from ecokv_cli.errors import INTERRUPTED, OK
 from ecokv_cli.interrupts import Interrupts
-from ecokv_cli.options import EVICTION, MODEL, OUTPUT, PROMPT, RUNTIME, SAMPLING
+from ecokv_cli.options import EVICTION, MODEL, OUTPUT, PROMPT, RUNTIME, SAMPLING, SESSION
 from ecokv_cli.output import Output
 from ecokv_cli.settings import Settings
 
 NAME = "chat"
-GROUPS = (*MODEL, *PROMPT, *RUNTIME, *SAMPLING, *EVICTION, *OUTPUT)
+GROUPS = (*MODEL, *PROMPT, *SESSION, *RUNTIME, *SAMPLING, *EVICTION, *OUTPUT)
 HELP = """Ask a model about pictures or text, once or in a conversation.
 
 With -p, a prompt argument or piped input, the answer goes to standard output and the program ends.
