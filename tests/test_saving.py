@@ -9,9 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
+from pictures import noise
 
 from ecokv_local import Engine, EvictionConfig, ekv
 from ecokv_local.errors import EcokvError, ImageError, ModelError, SessionFileError, StateError
@@ -26,11 +25,6 @@ with Engine(*sys.argv[2:], threads=1, n_ctx=1024) as engine:
     answers = [session.answer("Go on.", max_tokens=64).text, session.answer("And?").text]
     print(json.dumps([answers, session.n_position, session.n_rows, len(session.messages)]))
 """
-
-
-def picture(seed: int) -> Image.Image:
-    pixels = np.random.default_rng(seed).integers(0, 255, (96, 96, 3), np.uint8)
-    return Image.fromarray(pixels)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +47,7 @@ def test_a_loaded_session_goes_on_with_the_same_tokens(
     config = EvictionConfig(policy, pairs, slack=16)
     session = engine.session(system="Be brief.", eviction=config, n_ctx=1024)
     for turn in range(3):
-        session.answer("What?", [picture(turn)], max_tokens=10)
+        session.answer("What?", [noise(turn)], max_tokens=10)
     session.save(tmp_path / "a.ekv")
     loaded = engine.load_session(tmp_path / "a.ekv")
     assert loaded.stats()["layers"] is not None and loaded.eviction == config
@@ -66,12 +60,31 @@ def test_a_loaded_session_goes_on_with_the_same_tokens(
     loaded.close()
 
 
+def test_floors_of_images_and_the_window_of_a_long_talk_are_saved(
+    engine: Engine, tmp_path: Path
+) -> None:
+    config = EvictionConfig(budget=96, slack=16, image_budget="10%", protect="question")
+    session = engine.session(eviction=config, n_ctx=1024)
+    session.answer("What?", [noise(1)], max_tokens=2)
+    for _ in range(40):
+        session.answer("And?", max_tokens=2)
+    assert session.reads[0].first > 0  # the window has moved
+    session.save(tmp_path / "a.ekv")
+    loaded = engine.load_session(tmp_path / "a.ekv")
+    assert (loaded.eviction, loaded.reads) == (config, session.reads)
+    assert loaded.context.spans == session.context.spans != ()
+    answer, expected = (s.answer("Go on.", max_tokens=16) for s in (loaded, session))
+    assert (answer.text, answer.n_prompt) == (expected.text, expected.n_prompt)
+    loaded.close()
+    session.close()
+
+
 def test_another_process_goes_on_with_the_same_tokens(
     engine: Engine, tmp_path: Path, tiny_llama_path: Path, tiny_mmproj_path: Path
 ) -> None:
     session = engine.session(eviction=EvictionConfig(budget=64))
     for turn in range(5):
-        session.answer("What?", [picture(turn)], max_tokens=10)
+        session.answer("What?", [noise(turn)], max_tokens=10)
     session.save(tmp_path / "a.ekv")
     command = [sys.executable, "-c", CONTINUE, tmp_path / "a.ekv", tiny_llama_path]
     done = subprocess.run([*command, tiny_mmproj_path], capture_output=True, check=True)
@@ -87,7 +100,7 @@ def test_other_memories(kind: str, tmp_path: Path, request: pytest.FixtureReques
     with Engine(*files, threads=1, n_ctx=1024) as engine:
         session = engine.session(eviction=EvictionConfig(budget=64))
         for turn in range(3):
-            session.answer("What is it? " * 8, [picture(turn)], max_tokens=20)
+            session.answer("What is it? " * 8, [noise(turn)], max_tokens=20)
         session.save(tmp_path / "a.ekv")
         loaded = engine.load_session(tmp_path / "a.ekv")
         assert loaded.n_position == session.n_position
@@ -107,7 +120,7 @@ def test_a_memory_that_cannot_be_saved_is_refused(tiny_mamba_path: Path, tmp_pat
 def saved(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("saved") / "a.ekv"
     session = engine.session(eviction=EvictionConfig(budget=48))
-    session.answer("What?", [picture(0)], max_tokens=5)
+    session.answer("What?", [noise(0)], max_tokens=5)
     session.save(path)
     session.close()
     return path
@@ -200,7 +213,7 @@ def test_a_full_disk_leaves_the_old_file(engine: Engine, saved: Path, tmp_path: 
 
 def test_documents_are_read_once_and_asked_about(engine: Engine, tmp_path: Path) -> None:
     image = tmp_path / "a.png"
-    picture(1).save(image)
+    noise(1).save(image)
     session = engine.session(eviction=EvictionConfig(budget=64))
     [*_, end] = session.read("word " * 100, [image])
     assert end.answer is not None and end.answer.n_kept == 64 and end.answer.n_image_tokens == 36
@@ -215,11 +228,11 @@ def test_documents_are_read_once_and_asked_about(engine: Engine, tmp_path: Path)
         asked.append((answer.text, answer.n_prompt))
         assert answer.warnings == () and answer.n_prompt < 40  # the documents are not read again
         assert len(loaded.messages) == 2 and loaded.messages[0].text.endswith(question)
-        assert loaded.answer("More?", [picture(2)], max_tokens=3).n_image_tokens == 36
+        assert loaded.answer("More?", [noise(2)], max_tokens=3).n_image_tokens == 36
         loaded.close()
     assert asked[0] == asked[1] and (tmp_path / "a.ekv").read_bytes() == before
     loaded = engine.load_session(tmp_path / "a.ekv")
-    assert loaded.answer("And this?", [picture(2)], max_tokens=3).n_prompt < 120
+    assert loaded.answer("And this?", [noise(2)], max_tokens=3).n_prompt < 120
     with pytest.raises(StateError, match="before a talk begins"):
         list(loaded.read("more"))
     loaded.configure(system="Now otherwise.")  # all has to be read again, and a picture is gone
