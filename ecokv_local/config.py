@@ -54,6 +54,7 @@ GQA = ("mean", "max")
 VALUE_NORM = ("off", "add", "mul")
 LAYER_BUDGETS = ("even", "pyramid")
 HEAD_BUDGETS = ("even", "ada")
+PREFILL = ("auto", "whole", "chunked")
 
 
 def _choice(name: str, value: object, choices: tuple[str, ...] | list[str]) -> None:
@@ -77,7 +78,9 @@ class EvictionConfig:
     ``sinks`` and ``recent`` left out are the policy's own. ``window`` counts the queries that vote;
     ``kernel`` and ``pooling`` say how their attention is smoothed, ``gqa`` how it is taken over the
     query heads of a KV head; ``slack`` the tokens by which the
-    cache may grow past the budget while an answer is generated.
+    cache may grow past the budget while an answer is generated. ``prefill`` "whole" reads a prompt
+    whole and evicts once, "chunked" as soon as the budget and a micro-batch are full, "auto" whole
+    if the memory that is free suffices.
     ``layer_budgets`` and ``head_budgets`` share the budget out unevenly, with any policy: the last
     layer of a pyramid keeps 1/``beta`` of it, every head of ``ada`` is sure of the share ``floor``.
     ``shrink`` gives memory back while an answer is generated; the next prompt takes what it needs.
@@ -99,6 +102,7 @@ class EvictionConfig:
     lam: float = 0.5
     seed: int = 0
     slack: int = 64
+    prefill: Literal["auto", "whole", "chunked"] = "auto"
     layer_budgets: Literal["even", "pyramid"] = "even"
     head_budgets: Literal["even", "ada"] = "even"
     beta: float = 20.0
@@ -119,6 +123,7 @@ class EvictionConfig:
         whole_number("kernel", self.kernel, 1, 1023)
         if self.kernel % 2 == 0:
             raise UsageError(f"kernel {self.kernel}: an odd number is needed")
+        _choice("prefill", self.prefill, PREFILL)
         _choice("pooling", self.pooling, POOLING)
         _choice("gqa", self.gqa, GQA)
         _choice("compose", self.compose, COMPOSE)

@@ -41,7 +41,8 @@ class Stopped(Exception):
 class ContextParams:
     """What a context is made with; the types are numbers of ``ggml_type``.
 
-    Each of ``n_seq`` sequences gets ``n_cells`` cells of its own.
+    Each of ``n_seq`` sequences gets up to ``n_cells`` cells of its own: all at once, or ``n_first``
+    of them, and more as they are needed, in a context where eviction is then enabled.
     """
 
     n_cells: int
@@ -52,6 +53,7 @@ class ContextParams:
     type_k: int
     type_v: int
     n_seq: int = 1
+    n_first: int | None = None
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,8 @@ class Context:
 
     seq = 0
     #: Images and texts that were read and may have to stay: whoever reads a prompt adds them.
+    #: The most cells that the cache may grow to, where that is less than it was made with.
+    limit: int | None = None
     spans: tuple[Span, ...] = ()
 
     def __init__(self, model: Any, params: ContextParams, adapters: Sequence[Any] = ()) -> None:
@@ -156,7 +160,11 @@ class Context:
         p.no_perf = True
         native.log.take()
         native.log.flash_attn = None
-        self._ptr: Any = llama.llama_init_from_model(model, p)
+        self._ptr: Any
+        if params.n_first is None:
+            self._ptr = llama.llama_init_from_model(model, p)
+        else:
+            self._ptr = native.lib.llama_ecokv_init_from_model(model, p, params.n_first)
         if not self._ptr:
             raise _no_context(params.n_cells, native.log.take())
         self.params = params
@@ -174,7 +182,7 @@ class Context:
         self.n_position = 0  # where the next token stands
         self.n_tokens = 0  # read so far: an image may take fewer positions
         self._rows = 0
-        self.enabled = self._shrunk = False
+        self.enabled, self._shrunk = False, params.n_first is not None  # may grow up to n_cells
         self._stop = c.c_int32(0)
         callback = llama.ggml_abort_callback(
             c.cast(native.lib.llama_ecokv_stop_requested, c.c_void_p).value
@@ -203,8 +211,9 @@ class Context:
 
     @property
     def n_cells(self) -> int:
-        """The most cells that the cache may have: what it was made with."""
-        return int(native.llama.llama_n_ctx_seq(self.ptr))
+        """The most cells that the cache may have: what it was made with, or ``limit``."""
+        made = int(native.llama.llama_n_ctx_seq(self.ptr))
+        return made if self.limit is None else min(made, self.limit)
 
     @property
     def n_allocated(self) -> int:
@@ -355,7 +364,7 @@ class Context:
 
     def disable(self) -> None:
         """Back to the graph of llama.cpp; what was evicted stays evicted."""
-        self._rows = self.n_rows
+        self._rows, self.limit = self.n_rows, None
         self.reserve(self.n_cells - self._rows)  # sizes can change only while eviction is on
         native.check(native.lib.llama_ecokv_disable(self.ptr))
         self.enabled = False

@@ -205,10 +205,15 @@ class Engine:
         return self._ptr
 
     def context(
-        self, n_ctx: int | None = None, *, n_seq: int = 1, threads: int | None = None
+        self,
+        n_ctx: int | None = None,
+        *,
+        n_seq: int = 1,
+        threads: int | None = None,
+        n_first: int | None = None,
     ) -> Context:
         """A new cache of ``n_ctx`` cells (default: the engine's, else the model's own up to
-        4096) for each of ``n_seq`` sequences.
+        4096) for each of ``n_seq`` sequences; ``n_first``: see ``ContextParams``.
         """
         from ecokv_local.context import Context, ContextParams
 
@@ -226,9 +231,10 @@ class Engine:
             type_k=type_k,
             type_v=type_v,
             n_seq=n_seq,
+            n_first=n_first,
         )
         if self.on_host:
-            check_fits(self.meta, cells * n_seq, params.type_k, params.type_v)
+            check_fits(self.meta, (n_first or cells) * n_seq, params.type_k, params.type_v)
         return Context(self._model(), params, self.adapters(seeing=False))
 
     def adapters(self, *, seeing: bool) -> list[Any]:

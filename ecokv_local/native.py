@@ -206,6 +206,7 @@ def _declare() -> None:
         "get_shape": (i32, [ctx, c.POINTER(Shape)]),
         "get_counters": (i32, [ctx, c.POINTER(Counters), i32]),
         "ring_bytes": (i64, [ctx]),
+        "init_from_model": (c.c_void_p, [c.c_void_p, llama.llama_context_params, i32]),
         "resize": (i32, [ctx, i32]),
         "kv_bytes": (i64, [ctx]),
         "hole_bytes": (i64, [ctx, seq]),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ecokv_local.config import EvictionConfig, SamplingConfig, whole_number
 from ecokv_local.context import Stopped
-from ecokv_local.errors import StateError
+from ecokv_local.errors import StateError, UsageError
 from ecokv_local.parallel_auto import auto_parallel, crews
 from ecokv_local.parallel_batch import Batch
 from ecokv_local.parallel_feed import Feed, Outcome, Request
@@ -57,6 +57,8 @@ def generate(
     check_text("the system prompt", system or "")
     # cells are shared out once: the next request needs what this one gives back
     eviction = replace(eviction or EvictionConfig(), shrink=False)
+    if eviction.prefill == "chunked":
+        raise UsageError("prefill 'chunked' is for one conversation at a time")
     feed = Feed(engine, requests, parallel, system=system, eviction=eviction, n_ctx=n_ctx)
     return _answers(_Run(engine, feed, parallel, eviction, sampling or SamplingConfig()))
 

@@ -68,7 +68,7 @@ def save(session: Session, path: str | Path) -> int:
         "program": "ecokv-local",
         "files": _files(session.engine, session.seeing, _has_images(session)),
         "cache": _cache(session),
-        "n_ctx": session.n_cells,
+        "n_ctx": session.context.params.n_cells,
         "n_rows": session.n_rows,
         "n_position": session.n_position,
         "eviction": _eviction(session.eviction),

@@ -51,7 +51,8 @@ class Session:
         self.opening: tuple[Message, ...] = ()  # documents that begin the first message
         self.system, self.eviction, self.sampling = system, eviction, sampling
         self._template = engine.chat_template()
-        self._context: Context | None = engine.context(n_ctx)
+        small = eviction.enabled and eviction.shrink
+        self._context: Context | None = engine.context(n_ctx, n_first=1 if small else None)
         self._sampler: Sampler | None = None
         self._read = Read()
         self._before_last = Read()  # as it was before the last turn
@@ -370,7 +371,7 @@ class Session:
             system=self.system,
             eviction=eviction or self.eviction,
             sampling=self.sampling,
-            n_ctx=self.n_cells,
+            n_ctx=self.context.params.n_cells,
         )
         try:
             other.see(self._seeing)

@@ -11,6 +11,7 @@ from ecokv_local.answer import Answer, Event, FinishReason
 from ecokv_local.context import Stopped
 from ecokv_local.errors import ContextFullError, UsageError
 from ecokv_local.groups import NO_TEXTS, Span, Texts, check_fits, spans_of
+from ecokv_local.memory import free_bytes
 from ecokv_local.prompt import MEDIA_MARKER
 from ecokv_local.utf8 import Utf8Decoder
 
@@ -182,6 +183,7 @@ class Turn:
         the budget. ``largest`` part that cannot be cut.
         """
         context, need = self._context, self._n_prompt + 1
+        in_parts = self._limit_cells(largest) or self._again
         end, window = context.n_position + need, context.n_swa
         if self._budget is not None and end > context.n_cells < window + largest:
             raise ContextFullError(
@@ -194,12 +196,14 @@ class Turn:
             held = self._most_left(held)
         if held + need > context.n_cells:
             left = self._most_left(context.n_cells)
-            if self._again and self._budget and left + largest + 1 <= context.n_cells:
+            if in_parts and self._budget and left + largest + 1 <= context.n_cells:
                 self._in_parts = True
-                self.warnings.append(
-                    f"the conversation ({need - 1} tokens) is longer than the cache of "
-                    f"{context.n_cells} cells: it was read in parts, each evicted to the budget"
-                )
+                if self._session.eviction.prefill != "chunked":
+                    what = "conversation" if self._again else "prompt"
+                    self.warnings.append(
+                        f"the {what} ({need - 1} tokens) is longer than the cache of "
+                        f"{context.n_cells} cells: it was read in parts, each evicted to the budget"
+                    )
                 context.reserve(context.n_cells - context.n_rows)
                 return
             budget = "" if self._budget is None else f" (budget {self._budget})"
@@ -212,6 +216,27 @@ class Turn:
         if held < context.n_rows and self._budget is not None:
             self._evict(self._budget)
         context.reserve(need)  # before anything is read, once for all parts
+
+    def _limit_cells(self, largest: int) -> bool:
+        """No more cells than for the budget and a micro-batch, where that is wanted or all there is
+        memory for; whether it is.
+        """
+        context, eviction = self._context, self._session.eviction
+        context.limit = None
+        if self._budget is None or eviction.prefill == "whole":
+            return False
+        if eviction.prefill == "auto":
+            free = free_bytes() if self._session.engine.on_host else None
+            n_rows = min(context.n_cells, context.n_rows + self._n_prompt + 1)
+            need = (
+                n_rows * context.bytes_per_row()
+            )  # the old buffers go when the new ones are there
+            if free is None or n_rows <= context.n_allocated or need <= free:
+                return False
+        left = self._most_left(context.n_cells)
+        cells = left + max(largest + 1, context.n_ubatch, eviction.slack)
+        context.limit = -(-max(cells, context.n_swa + largest) // 256) * 256
+        return True
 
     def _prefill(self, chunks: Sequence[Chunk]) -> Iterator[Event]:
         images = sum(chunk.is_image for chunk in chunks)

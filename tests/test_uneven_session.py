@@ -87,7 +87,7 @@ def test_memory_comes_and_goes_and_the_text_stays(tiny_llama_path: Path, policy:
         with Engine(tiny_llama_path, threads=1, n_ctx=4096) as engine:
             config = EvictionConfig(policy, 100, sinks=4, slack=16, shrink=shrink)
             session = engine.session(eviction=config)
-            full = session.stats()["kv_bytes_allocated"]
+            full = session.context.params.n_cells * session.context.bytes_per_row()
             texts = []
             for turn in range(4):
                 texts.append(session.answer(f"{turn} word " * 120, max_tokens=70).text)

@@ -12,7 +12,16 @@ if TYPE_CHECKING:
     from ecokv_local import Engine, EvictionConfig, SamplingConfig, Session
 
 #: Eviction settings that do nothing without a budget.
-_NEED_BUDGET = ("policy", "sinks", "recent", "window", "slack", "image_budget", "protect")
+_NEED_BUDGET = (
+    "policy",
+    "sinks",
+    "recent",
+    "window",
+    "slack",
+    "prefill",
+    "image_budget",
+    "protect",
+)
 
 
 def open_engine(settings: Settings, progress: Any) -> Engine:
@@ -104,6 +113,7 @@ def _eviction_given(settings: Settings) -> dict[str, Any]:
         recent="recent",
         window="window",
         slack="slack",
+        prefill="prefill",
         image_budget="image_budget",
         protect="protect",
     )

@@ -215,8 +215,9 @@ EVICTION = group(
     Setting(
         "prefill",
         ("--prefill",),
-        "auto|whole",
-        "How the prompt is evaluated [auto].",
+        "auto|whole|chunked",
+        "Read the prompt whole and evict once; or evict whenever the budget and a micro-batch are "
+        "full, whatever the length; auto: whole if there is memory for it [auto].",
         values.prefill,
     ),
 )

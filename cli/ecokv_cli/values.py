@@ -127,12 +127,8 @@ def parallel(value: str) -> int | str:
 
 
 def prefill(value: str) -> str:
-    """How the prompt is evaluated; chunked prefill is not part of this version."""
-    if value == "chunked":
-        raise BadValue(
-            "'chunked' is not available in this version", "use auto or whole, or a larger -c"
-        )
-    return str(choice("auto", "whole")(value))
+    """How the prompt is read."""
+    return str(choice("auto", "whole", "chunked")(value))
 
 
 def budget(value: str) -> Any:

@@ -220,6 +220,11 @@ LLAMA_API int32_t llama_ecokv_get_shape   (struct llama_context * ctx, struct ll
 LLAMA_API int32_t llama_ecokv_get_counters(struct llama_context * ctx, struct llama_ecokv_counters * counters, int32_t n_max); // returns n_layer
 LLAMA_API int64_t llama_ecokv_ring_bytes  (struct llama_context * ctx);
 
+// llama_init_from_model, but caches of full attention begin with n_cells cells for each sequence, rounded up to a multiple of 256,
+// and grow with llama_ecokv_resize up to the context size: that is what params say, and RoPE factors follow it. for memories that
+// llama_ecokv_enable takes
+LLAMA_API struct llama_context * llama_ecokv_init_from_model(struct llama_model * model, struct llama_context_params params, int32_t n_cells);
+
 // another number of cells per stream (rounded up to a multiple of 256): new buffers, the rows are copied, the old ones are freed.
 // positions and the context size of the model do not change. layers whose heads all lack the first cells (pyramid) hold fewer.
 // needs an enabled context. returns the cells, < 0 on error: then nothing was changed

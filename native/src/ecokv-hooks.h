@@ -69,3 +69,7 @@ bool llama_ecokv_on_state_read(llama_kv_cache * kv, llama_io_read_i & io, llama_
 
 // false if positions must not be rewritten (seq_id < 0: of any sequence)
 bool llama_ecokv_can_shift(const llama_ecokv_store * store, llama_seq_id seq_id);
+
+// cells that a new cache begins with: kv_size, unless the context was asked to begin with fewer. a sliding window (n_swa > 0) has
+// a size of its own
+uint32_t llama_ecokv_initial_size(uint32_t kv_size, uint32_t n_swa);

@@ -166,6 +166,20 @@ int32_t llama_ecokv_resize(llama_context * ctx, int32_t n_cells) {
     }
 }
 
+// of the context that this thread is making, 0 for all
+static thread_local uint32_t initial_cells = 0;
+
+llama_context * llama_ecokv_init_from_model(llama_model * model, llama_context_params params, int32_t n_cells) {
+    if (n_cells < 1 || n_cells > INT32_MAX - (int32_t) PAD_CELLS) {
+        ecokv_fail(LLAMA_ECOKV_ERR_PARAM, "%d cells to begin with", n_cells);
+        return nullptr;
+    }
+    initial_cells = GGML_PAD((uint32_t) n_cells, PAD_CELLS);
+    llama_context * ctx = llama_init_from_model(model, params);
+    initial_cells = 0;
+    return ctx;
+}
+
 int64_t llama_ecokv_kv_bytes(llama_context * ctx) {
     int32_t status;
     auto * kv = llama_ecokv_access::find(ctx, status);
@@ -201,6 +215,10 @@ int32_t ecokv_make_whole(llama_kv_cache & kv) {
     const auto & store = llama_ecokv_access::store(kv);
     store->ctx->synchronize();
     return ecokv_make_room(*store, kv, std::vector<uint32_t>(store->offset.size(), 0));
+}
+
+uint32_t llama_ecokv_initial_size(uint32_t kv_size, uint32_t n_swa) {
+    return initial_cells == 0 || n_swa > 0 ? kv_size : std::min(kv_size, initial_cells);
 }
 
 bool llama_ecokv_on_prepare(llama_kv_cache * kv) {

@@ -68,6 +68,7 @@ def test_positional_prompt_and_flags_reach_the_library(ecokv, engine, picture):
     assert (sampling.min_p, sampling.seed) == (0.1, 7)
     assert (str(eviction.budget), eviction.policy, eviction.sinks) == ("25%", "snapkv", 2)
     assert (eviction.recent, eviction.window, eviction.slack) == (3, 5, 6)
+    assert eviction.prefill == "whole"
     (asked,) = session.asked
     assert asked.images == (str(picture), str(picture)) and asked.max_tokens == 9
     assert session.closed and made.closed
@@ -129,7 +130,7 @@ def test_dash_reads_a_picture(ecokv, engine, picture):
         (["chat", "-p", "a", "-a", "-", "-a", "-"], b"\x89PNG", "--image - can be given once"),
         (["chat"], b"\x89PNG", "standard input is not UTF-8 text (byte 0)"),
         (["chat", "-p", "a", "--image", "http://127.0.0.1/x.png"], b"", "is a URL, not a file"),
-        (["chat", "-p", "a", "--prefill", "chunked"], b"", "not available in this version"),
+        (["chat", "-p", "a", "--prefill", "never"], b"", "not one of auto, whole, chunked"),
         (["chat", "-p", "a", "--budget", "0.5"], b"", "--budget: "),
         (["chat", "-p", "a", "--policy", "snapvk"], b"", "there is no policy 'snapvk'"),
     ],

@@ -44,7 +44,7 @@ BAD_AND_GOOD = {
     "slack": ("0", "6"),
     "image_budget": ("0.5", "25%"),
     "protect": ("all", "system,question"),
-    "prefill": ("chunked", "whole"),
+    "prefill": ("in parts", "chunked"),
     "json": ("2", "0"),
     "no_stream": ("x", "0"),
     "stats": ("x", "0"),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ecokv_local import Engine
     from ecokv_local.caption import Batch, CaptionConfig, Gathered, Prompts, Source
 
-_LEFT_OUT = ("image", "no_stream", "stats", "prompt_file")
+_LEFT_OUT = ("image", "no_stream", "stats", "prompt_file", "prefill")
 _OWN: dict[str, dict[str, Any]] = {
     "prompt": {"help": "What to ask about each picture [Describe the image.]; may be a template."},
     "max_tokens": {"help": "Longest caption in tokens [512]; -1 is until the model ends it."},
@@ -51,7 +51,7 @@ GROUPS = tuple(
         *BATCH_OUTPUT,
         *RUNTIME,
         *SAMPLING,
-        *EVICTION,
+        *(s for s in EVICTION if s.name not in _LEFT_OUT),
         *(s for s in OUTPUT if s.name not in _LEFT_OUT),
     )
 )
