@@ -210,8 +210,8 @@ class Turn:
             raise ContextFullError(
                 f"the prompt needs {need} cells ({self._n_image_tokens} of them for images), "
                 f"{context.n_cells - held} of {context.n_cells} are free{budget}",
-                hint="raise --ctx-size"
-                + ("" if self._budget else ", or keep less of what was said with --budget"),
+                hint="raise --ctx-size, or "
+                + ("use --prefill chunked" if self._budget else "keep less with --budget"),
             )
         if held < context.n_rows and self._budget is not None:
             self._evict(self._budget)
