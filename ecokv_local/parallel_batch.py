@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ecokv_local.answer import Answer
 from ecokv_local.config import EvictionConfig, SamplingConfig
+from ecokv_local.context import Stopped
 from ecokv_local.errors import EcokvError, MemoryLimitError, ModelError
 from ecokv_local.parallel_cache import Saved, Stream, Streams
 from ecokv_local.parallel_feed import Outcome, Prepared, Request
@@ -33,7 +34,7 @@ class _Lane:
         self._sampler: Sampler | None = None
 
     def begin(self, prepared: Prepared, sampling: SamplingConfig, prefix: _Prefix) -> None:
-        """Read a prompt and draw the first token. Raises EcokvError."""
+        """Read a prompt. Raises EcokvError, Stopped."""
         request = prepared.request
         self.request = request
         self._sampler = Sampler(replace(sampling, grammar=request.grammar or sampling.grammar))
@@ -44,6 +45,8 @@ class _Lane:
         self.turn.add_prefill(seconds)
         for _ in self.turn.read(chunks[1:] if n_shared else chunks, prepared.spans):
             pass
+        if not self.turn.prompt_read:
+            raise Stopped  # there is nothing to draw from
 
     def draw(self, output: int) -> bool:
         """Draw the next token; False where the answer ends."""
