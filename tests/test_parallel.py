@@ -15,7 +15,7 @@ import pytest
 from pictures import noise
 
 from ecokv_local import Engine, EvictionConfig, SamplingConfig, memory, native, parallel_auto
-from ecokv_local.context import Context
+from ecokv_local.context import Context, Stopped
 from ecokv_local.errors import (
     ContextFullError,
     EcokvError,
@@ -26,8 +26,9 @@ from ecokv_local.errors import (
 )
 from ecokv_local.parallel import Request, auto_parallel, generate
 from ecokv_local.parallel_auto import crews
+from ecokv_local.parallel_batch import Batch
 from ecokv_local.parallel_cache import Streams
-from ecokv_local.parallel_feed import AHEAD
+from ecokv_local.parallel_feed import AHEAD, Feed
 
 
 @pytest.fixture(scope="module")
@@ -279,6 +280,24 @@ def test_cells_grow_with_the_requests(engine: Engine) -> None:
     small = {r.key: a for r, a in generate(engine, asked, parallel=2, n_ctx=256)}
     assert isinstance(small[400], ContextFullError) and isinstance(small[700], ContextFullError)
     assert small[30].text == answers[30].text
+
+
+def test_a_request_that_is_stopped_while_it_is_read_draws_no_token(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: Any) -> tuple[float, float]:
+        raise Stopped
+
+    feed = Feed(engine, requests(1), 1, system=None, eviction=NONE, n_ctx=None)
+    batch = Batch(engine, 1, NONE, SamplingConfig(), threads=1)
+    assert feed.fill()
+    prepared = feed.take(batch.takes, wait=True)
+    assert prepared is not None
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(type(engine.projector), "read_image", stopped)
+        batch.admit(prepared)  # llama.cpp would abort: there are no logits
+    batch.close()
+    feed.close()
 
 
 def test_closing_the_engine_ends_the_iterator(
