@@ -22,6 +22,7 @@ from typing import Any
 from ecokv_local import Engine, EvictionConfig, Message
 from ecokv_local.errors import BudgetError
 from ecokv_local.evaluate.scenes import needle, score
+from ecokv_local.fork import restore_rows, save_rows
 from ecokv_local.groups import Texts, check_fits, spans_of
 from ecokv_local.images import ImageInput, load_image
 from ecokv_local.parallel_cache import Streams
@@ -73,7 +74,7 @@ class Reader:
             stream.clear()
             self._encoded.clear()
             self._read(chunks[:-1])
-            prefix = stream.save()
+            prefix = save_rows(stream)
             for budget in ("full", *budgets):
                 for name in keeps if budget != "full" else ["-"]:
                     config = None
@@ -91,7 +92,7 @@ class Reader:
                         stream.spans = spans
                         self._read(chunks[:-1], config, pairs)
                     else:
-                        stream.restore(prefix)
+                        restore_rows(stream, prefix)
                     stream.spans = spans
                     stream.decode(chunks[-1].tokens)
                     if config is not None:

@@ -70,6 +70,12 @@ def whole_number(name: str, value: object, low: int, high: int) -> None:
         raise UsageError(f"{name} {value!r}: a whole number from {low} to {high} is needed")
 
 
+def _plain(value: object) -> object:
+    if isinstance(value, Budget):
+        return str(value)
+    return ",".join(value) if isinstance(value, tuple) else value
+
+
 @dataclass(frozen=True)
 class EvictionConfig:
     """What stays in the cache, and how that is decided (``docs/method.md``).
@@ -152,6 +158,10 @@ class EvictionConfig:
                 "image-budget and protect need a budget that is the same in all layers and heads",
                 hint="leave them out, or use another policy than pyramid and ada",
             )
+
+    def plain(self) -> dict[str, Any]:
+        """The settings as JSON gives them back: budgets as they are written, names in one text."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
 
     @property
     def n_sinks(self) -> int:

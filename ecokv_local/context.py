@@ -144,9 +144,9 @@ class Context:
     """
 
     seq = 0
-    #: Images and texts that were read and may have to stay: whoever reads a prompt adds them.
     #: The most cells that the cache may grow to, where that is less than it was made with.
     limit: int | None = None
+    #: Images and texts that were read and may have to stay: whoever reads a prompt adds them.
     spans: tuple[Span, ...] = ()
 
     def __init__(self, model: Any, params: ContextParams, adapters: Sequence[Any] = ()) -> None:

@@ -11,7 +11,8 @@ from ecokv_local.answer import Answer
 from ecokv_local.config import EvictionConfig, SamplingConfig
 from ecokv_local.context import Stopped
 from ecokv_local.errors import EcokvError, MemoryLimitError, ModelError
-from ecokv_local.parallel_cache import Saved, Stream, Streams
+from ecokv_local.fork import Saved, restore_rows, save_rows
+from ecokv_local.parallel_cache import Stream, Streams
 from ecokv_local.parallel_feed import Outcome, Prepared, Request
 from ecokv_local.sampling import Sampler
 from ecokv_local.turn import Turn
@@ -101,11 +102,11 @@ class _Prefix:
             return 0
         tokens = chunks[0].tokens
         if self._saved is not None and tokens == self._tokens:
-            stream.restore(self._saved)
+            restore_rows(stream, self._saved)
             return len(tokens)
         for start in range(0, len(tokens), stream.n_ubatch):
             stream.decode(tokens[start : start + stream.n_ubatch])
-        self._tokens, self._saved = tokens, stream.save()
+        self._tokens, self._saved = tokens, save_rows(stream)
         return len(tokens)
 
 

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes as c
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ecokv_local import native
-from ecokv_local.context import Context, Mark
-from ecokv_local.errors import EcokvError
+from ecokv_local.context import Context
 
 if TYPE_CHECKING:
     from ecokv_local.config import EvictionConfig
     from ecokv_local.engine import Engine
-
-
-@dataclass(frozen=True)
-class Saved:
-    """Rows of a sequence that was not evicted, as llama.cpp writes them, and where it ended."""
-
-    data: bytes
-    mark: Mark
 
 
 class Stream(Context):
@@ -47,27 +36,6 @@ class Stream(Context):
         native.llama.llama_memory_seq_rm(memory, self.seq, -1, -1)
         self.spans = ()
         self._rows = self.n_position = self.n_tokens = 0
-
-    def save(self) -> Saved:
-        """A copy of all rows."""
-        llama = native.llama
-        size = int(llama.llama_state_seq_get_size(self.ptr, self.seq))
-        data = (c.c_uint8 * size)()
-        if int(llama.llama_state_seq_get_data(self.ptr, data, size, self.seq)) != size:
-            raise EcokvError(f"{self.n_rows} rows could not be copied")
-        return Saved(bytes(data), self.mark())
-
-    def restore(self, saved: Saved) -> None:
-        """The rows of ``saved`` in place of what was there. The queries of its tokens are not among
-        them: those that are read next vote.
-        """
-        size = len(saved.data)
-        data = (c.c_uint8 * size).from_buffer_copy(saved.data)
-        done = int(native.llama.llama_state_seq_set_data(self.ptr, data, size, self.seq))
-        if done != size:
-            self.clear()
-            raise EcokvError(f"{saved.mark.n_rows} rows could not be put back")
-        self.n_position, self._rows, self.n_tokens = saved.mark
 
     def close(self) -> None:
         """Nothing: the owner frees the native object."""

@@ -71,7 +71,7 @@ def save(session: Session, path: str | Path) -> int:
         "n_ctx": session.context.params.n_cells,
         "n_rows": session.n_rows,
         "n_position": session.n_position,
-        "eviction": _eviction(session.eviction),
+        "eviction": session.eviction.plain(),
     }
     talk = json.dumps(_conversation(session), ensure_ascii=False).encode()
     try:
@@ -82,12 +82,6 @@ def save(session: Session, path: str | Path) -> int:
             "a file that was there is as it was",
             hint="free some space, or save it elsewhere",
         ) from error
-
-
-def _eviction(config: EvictionConfig) -> dict[str, Any]:
-    """The settings, budgets as they are written."""
-    budgets = {"budget": config.budget, "image_budget": config.image_budget}
-    return asdict(config) | {k: None if b is None else str(b) for k, b in budgets.items()}
 
 
 def _has_images(session: Session) -> bool:

@@ -226,12 +226,11 @@ class Turn:
         if self._budget is None or eviction.prefill == "whole":
             return False
         if eviction.prefill == "auto":
-            free = free_bytes() if self._session.engine.on_host else None
             n_rows = min(context.n_cells, context.n_rows + self._n_prompt + 1)
-            need = (
-                n_rows * context.bytes_per_row()
-            )  # the old buffers go when the new ones are there
-            if free is None or n_rows <= context.n_allocated or need <= free:
+            if n_rows <= context.n_allocated or not self._session.engine.on_host:
+                return False
+            free = free_bytes()  # the old buffers go when the new ones are there
+            if free is None or n_rows * context.bytes_per_row() <= free:
                 return False
         left = self._most_left(context.n_cells)
         cells = left + max(largest + 1, context.n_ubatch, eviction.slack)

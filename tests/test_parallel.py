@@ -24,6 +24,7 @@ from ecokv_local.errors import (
     StateError,
     UsageError,
 )
+from ecokv_local.fork import restore_rows, save_rows
 from ecokv_local.parallel import Request, auto_parallel, generate
 from ecokv_local.parallel_auto import crews
 from ecokv_local.parallel_batch import Batch
@@ -201,11 +202,11 @@ def test_a_copied_prefix_is_the_one_that_was_read(typed: Engine) -> None:
     other.decode(prompt(typed, 1, 90))
     others = everything(other)
     first.decode(tokens)
-    saved = first.save()
+    saved = save_rows(first)
     copy.decode(prompt(typed, 2, 33))  # what was there before leaves no trace
     copy.evict(eviction, 24)
     copy.clear()
-    copy.restore(saved)
+    restore_rows(copy, saved)
     assert (copy.n_rows, copy.n_position, copy.n_tokens) == (20, 20, 20)
     assert everything(copy)[:2] == everything(first)[:2] and everything(other) == others
     for stream in (first, copy):

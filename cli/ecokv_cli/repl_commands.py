@@ -79,29 +79,26 @@ def _set(repl: Repl, argument: str) -> None:
 
 
 def _set_budget(repl: Repl, value: str) -> None:
-    budget = None if value in ("none", "off", "full") else values.budget(value)
-    changed = replace(repl.eviction, budget=budget)
-    repl.session.configure(eviction=changed)
-    repl.eviction = changed
+    _evict_by(repl, budget=None if value in ("none", "off", "full") else values.budget(value))
 
 
 def _set_policy(repl: Repl, value: str) -> None:
-    changed = replace(repl.eviction, policy=values.policy(value))
-    repl.session.configure(eviction=changed)
-    repl.eviction = changed
+    _evict_by(repl, policy=values.policy(value))
 
 
 def _set_image_budget(repl: Repl, value: str) -> None:
-    floor = None if value in ("none", "off") else values.image_budget(value)
-    changed = replace(repl.eviction, image_budget=floor)
-    repl.session.configure(eviction=changed)
-    repl.eviction = changed
+    _evict_by(repl, image_budget=None if value in ("none", "off") else values.image_budget(value))
 
 
 def _set_protect(repl: Repl, value: str) -> None:
-    changed = replace(repl.eviction, protect=values.protect(value))
-    repl.session.configure(eviction=changed)
-    repl.eviction = changed
+    _evict_by(repl, protect=values.protect(value))
+
+
+def _evict_by(repl: Repl, **settings: Any) -> None:
+    """Change what stays in the cache; nothing has changed where that cannot work."""
+    eviction = replace(repl.eviction, **settings)
+    repl.session.configure(eviction=eviction)
+    repl.eviction = eviction
 
 
 def _set_temp(repl: Repl, value: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ecokv_cli import values
 from ecokv_cli.values import Parser
@@ -44,6 +46,15 @@ class Setting:
 def switch(name: str, flags: tuple[str, ...], off: str, help: str) -> Setting:
     """A setting that is on or off; ``off`` is the flag that turns it off."""
     return Setting(name, flags, "", help, values.switch, off=off)
+
+
+def chosen(
+    settings: Iterable[Setting],
+    own: Mapping[str, Mapping[str, Any]],
+    without: Collection[str] = (),
+) -> tuple[Setting, ...]:
+    """Those that a command has, worded in its own way: ``own`` are fields to change, by name."""
+    return tuple(replace(s, **own.get(s.name, {})) for s in settings if s.name not in without)
 
 
 def group(title: str, *settings: Setting) -> tuple[Setting, ...]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from ecokv_local.budget import Budget
 from ecokv_local.caption.names import SIDECAR_NAMES, check_extension
 from ecokv_local.config import EvictionConfig, SamplingConfig, whole_number
 from ecokv_local.errors import UsageError
@@ -158,8 +157,9 @@ def settings_values(config: CaptionConfig, prompts: Any, model: dict[str, Any]) 
     eviction, sampling = config.eviction, config.sampling
     if eviction.enabled:
         values |= {"budget": str(eviction.budget), "policy": eviction.policy}
+        plain = eviction.plain()
         values |= {
-            f"eviction {f.name}": _plain(getattr(eviction, f.name))
+            f"eviction {f.name}": plain[f.name]
             for f in fields(eviction)
             if f.name not in ("budget", "policy") and getattr(eviction, f.name) != f.default
         }
@@ -167,13 +167,6 @@ def settings_values(config: CaptionConfig, prompts: Any, model: dict[str, Any]) 
     if sampling.temp > 0:
         values |= {name: getattr(sampling, name) for name in ("top_k", "top_p", "min_p", "seed")}
     return {name: value for name, value in values.items() if value not in (None, "", ())}
-
-
-def _plain(value: Any) -> Any:
-    """A setting as JSON gives it back."""
-    if isinstance(value, Budget):
-        return str(value)
-    return ",".join(value) if isinstance(value, tuple) else value
 
 
 def settings_id(values: dict[str, Any]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ecokv_cli import batch_output, engines
@@ -20,14 +19,14 @@ from ecokv_cli.options import (
     SAMPLING,
 )
 from ecokv_cli.output import Output, is_terminal
-from ecokv_cli.setting import Setting
+from ecokv_cli.setting import chosen
 from ecokv_cli.settings import Settings
 
 if TYPE_CHECKING:
     from ecokv_local import Engine
     from ecokv_local.caption import Batch, CaptionConfig, Gathered, Prompts, Source
 
-_LEFT_OUT = ("image", "no_stream", "stats", "prompt_file", "prefill")
+_LEFT_OUT = ("image", "no_stream", "stats", "prefill")
 _OWN: dict[str, dict[str, Any]] = {
     "prompt": {"help": "What to ask about each picture [Describe the image.]; may be a template."},
     "max_tokens": {"help": "Longest caption in tokens [512]; -1 is until the model ends it."},
@@ -35,25 +34,22 @@ _OWN: dict[str, dict[str, Any]] = {
 }
 
 
-def _own(setting: Setting) -> Setting:
-    return replace(setting, **_OWN.get(setting.name, {}))
-
-
 NAME = "caption"
 ARGUMENT = ("[PATH]...", "Pictures, folders of pictures, or patterns.")
-GROUPS = tuple(
-    _own(setting)
-    for setting in (
+GROUPS = chosen(
+    (
         *MODEL,
         *BATCH_INPUT,
-        *(s for s in PROMPT if s.name not in _LEFT_OUT),
+        *PROMPT,
         *BATCH_PROMPT,
         *BATCH_OUTPUT,
         *RUNTIME,
         *SAMPLING,
-        *(s for s in EVICTION if s.name not in _LEFT_OUT),
-        *(s for s in OUTPUT if s.name not in _LEFT_OUT),
-    )
+        *EVICTION,
+        *OUTPUT,
+    ),
+    _OWN,
+    _LEFT_OUT,
 )
 HELP = """Caption pictures: files, folders, patterns and lists.
 

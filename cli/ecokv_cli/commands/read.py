@@ -10,7 +10,7 @@ from ecokv_cli.errors import INTERRUPTED, OK, usage
 from ecokv_cli.interrupts import Interrupts
 from ecokv_cli.options import BY_NAME, EVICTION, MODEL, OUTPUT, PROMPT, RUNTIME
 from ecokv_cli.output import Output
-from ecokv_cli.setting import Setting
+from ecokv_cli.setting import chosen
 from ecokv_cli.settings import Settings
 
 _LEFT_OUT = ("image", "max_tokens", "no_stream", "stats")
@@ -23,19 +23,8 @@ _OUTPUT = replace(
 )
 
 
-def _own(setting: Setting) -> Setting:
-    return replace(setting, **_OWN.get(setting.name, {}))
-
-
 NAME = "read"
-GROUPS = (
-    *(
-        _own(setting)
-        for setting in (*MODEL, *PROMPT, *RUNTIME, *EVICTION, *OUTPUT)
-        if setting.name not in _LEFT_OUT
-    ),
-    _OUTPUT,
-)
+GROUPS = (*chosen((*MODEL, *PROMPT, *RUNTIME, *EVICTION, *OUTPUT), _OWN, _LEFT_OUT), _OUTPUT)
 ARGUMENT = ("DOC...", "Pictures and UTF-8 text files.")
 HELP = """Read pictures and texts once, and ask about them for ever.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ecokv_cli import engines, inputs, tables, values
@@ -11,7 +10,7 @@ from ecokv_cli.errors import FAILURE, OK, usage
 from ecokv_cli.interrupts import Interrupts
 from ecokv_cli.options import EVICTION, MODEL, OUTPUT, PROMPT, RUNTIME
 from ecokv_cli.output import Output
-from ecokv_cli.setting import Setting
+from ecokv_cli.setting import chosen
 from ecokv_cli.settings import Settings
 
 if TYPE_CHECKING:
@@ -38,16 +37,8 @@ _OWN: dict[str, dict[str, Any]] = {
 }
 
 
-def _own(setting: Setting) -> Setting:
-    return replace(setting, **_OWN.get(setting.name, {}))
-
-
 NAME = "validate"
-GROUPS = tuple(
-    _own(setting)
-    for setting in (*MODEL, *PROMPT, *RUNTIME, *EVICTION, *OUTPUT)
-    if setting.name not in _LEFT_OUT
-)
+GROUPS = chosen((*MODEL, *PROMPT, *RUNTIME, *EVICTION, *OUTPUT), _OWN, _LEFT_OUT)
 HELP = """Compare the native code with the reference, on your own model and prompt.
 
 Reads the prompt without evicting; then features, scores, kept sets and moved rows of every layer
