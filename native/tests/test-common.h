@@ -214,6 +214,16 @@ struct session {
     }
 };
 
+// logits of several tokens at once, then of single ones
+inline std::vector<float> go_on(session & s, int pos, llama_seq_id seq = 0) {
+    std::vector<float> res = s.decode(pos, 40, seq);
+    for (int i = 0; i < 3; ++i) {
+        const auto l = s.decode(pos + 40 + i, 1, seq);
+        res.insert(res.end(), l.begin(), l.end());
+    }
+    return res;
+}
+
 // features with their storage
 struct features {
     std::vector<float>   attn, attn_last, key_norm, key_cos, key_euc, value_norm, head_m2;

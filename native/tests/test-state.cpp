@@ -12,15 +12,6 @@ struct kind {
     int32_t   policy;
 };
 
-static std::vector<float> go_on(session & s, int pos, llama_seq_id seq = 0) {
-    std::vector<float> res = s.decode(pos, 40, seq);
-    for (int i = 0; i < 3; ++i) {
-        const auto l = s.decode(pos + 40 + i, 1, seq);
-        res.insert(res.end(), l.begin(), l.end());
-    }
-    return res;
-}
-
 static std::vector<uint8_t> state_of(const session & s, llama_seq_id seq = 0) {
     std::vector<uint8_t> res(llama_ecokv_state_size(s.ctx, seq));
     CHECK(llama_ecokv_state_get(s.ctx, seq, res.data(), res.size()) == (int64_t) res.size());

@@ -90,16 +90,6 @@ struct hand_mask {
     }
 };
 
-// several tokens at once, then single ones
-static std::vector<float> go_on(session & s, int pos, llama_seq_id seq = 0) {
-    std::vector<float> res = s.decode(pos, 40, seq);
-    for (int i = 0; i < 3; ++i) {
-        const auto l = s.decode(pos + 40 + i, 1, seq);
-        res.insert(res.end(), l.begin(), l.end());
-    }
-    return res;
-}
-
 static void test_masks_equal_masks_by_hand(const tiny_model & m, int n_head) {
     struct { ggml_type k, v; bool fa; } types[] = {
         { GGML_TYPE_F16, GGML_TYPE_F16, false }, { GGML_TYPE_F16, GGML_TYPE_F16, true },
@@ -220,7 +210,7 @@ static void test_sequences_side_by_side(const tiny_model & m) {
             };
             const double diff = max_diff(both(true), both(false));
             printf("  side by side, fa %d, unified %d: off by %.2g\n", fa, unified, diff);
-            CHECK(diff < 2e-3); // one row and three take other kernels on some CPUs
+            CHECK(diff < (fa ? 2e-3 : 1e-3)); // one row and three take other kernels on some CPUs
         }
     }
 }
