@@ -17,12 +17,11 @@ def split_documents(paths: Sequence[str | Path]) -> tuple[str, list[str]]:
     texts, pictures = [], []
     for path in map(str, paths):
         try:
-            data = Path(path).read_bytes()
+            text = _text(Path(path))
         except OSError as error:
             raise UsageError(
                 f"{path}: cannot be read ({error.strerror})", hint="check the path"
             ) from None
-        text = _text(data)
         if text is not None:
             texts.append(text)
             continue
@@ -39,8 +38,15 @@ def split_documents(paths: Sequence[str | Path]) -> tuple[str, list[str]]:
     return "\n\n".join(texts), pictures
 
 
-def _text(data: bytes) -> str | None:
-    """UTF-8 text without control characters of binary files, or None."""
+_HEAD = 4096  # bytes in which most binary files have a zero
+
+
+def _text(path: Path) -> str | None:
+    """UTF-8 text without control characters of binary files, or None. Raises OSError."""
+    with path.open("rb") as file:
+        data = file.read(_HEAD)
+        if b"\0" not in data:
+            data += file.read()
     if b"\0" in data:
         return None
     try:

@@ -233,9 +233,13 @@ class Engine:
             n_seq=n_seq,
             n_first=n_first,
         )
-        if self.on_host:
-            check_fits(self.meta, (n_first or cells) * n_seq, params.type_k, params.type_v)
+        self.check_fits((n_first or cells) * n_seq)
         return Context(self._model(), params, self.adapters(seeing=False))
+
+    def check_fits(self, n_cells: int) -> None:
+        """Raises MemoryLimitError for a cache larger than the main memory that it would be in."""
+        if self.on_host:
+            check_fits(self.meta, n_cells, *self.cache_types)
 
     def adapters(self, *, seeing: bool) -> list[Any]:
         """Adapters of a conversation. The built-in one teaches the model to read its projector; it

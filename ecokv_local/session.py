@@ -33,7 +33,7 @@ class Session:
     """A conversation with its own cache.
 
     Three numbers are kept apart: ``n_position`` is where the next token stands in the text,
-    ``n_rows`` counts KV pairs held per layer and KV head, ``n_cells`` is what is allocated.
+    ``n_rows`` counts KV pairs held per layer and KV head, ``n_cells`` is the most there may be.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Session:
 
     @property
     def n_cells(self) -> int:
-        """Allocated cells."""
+        """Cells that the cache may grow to; ``stats`` tells how many there are."""
         return self.context.n_cells
 
     @property
@@ -107,6 +107,7 @@ class Session:
                 self._forget("the cache kept no queries to choose by")
             context.enable(self.eviction.window)
         elif not self.eviction.enabled and context.enabled:
+            self.engine.check_fits(context.params.n_cells)  # all of them from now on
             if context.lossy:  # nothing will guard the evicted rows any more
                 self._forget("what was evicted before is needed without a budget")
             context.disable()
@@ -157,12 +158,15 @@ class Session:
         iterator, ends the answer and keeps the turn.
         """
         self._begin(max_tokens)
-        message = user_message(self.engine, text, images)
-        if self.opening and not self.messages:
-            from ecokv_local.opening import join
+        return self._run(self._next(user_message(self.engine, text, images)), max_tokens)
 
-            *self.messages, message = join(self.opening[0], message)
-        return self._run(message, max_tokens)
+    def _next(self, message: Message) -> list[Message]:
+        """What is said next: the message, the first one behind the documents that were read."""
+        if not self.opening or self.messages:
+            return [message]
+        from ecokv_local.opening import join
+
+        return join(self.opening[0], message)
 
     def read(self, text: str, images: Sequence[Any] = ()) -> Iterator[Event]:
         """Read documents ahead, down to the budget: what is asked later goes on behind them.
@@ -218,7 +222,7 @@ class Session:
         else:
             self._forget(_CANNOT_REWIND)
         try:
-            yield from self._run(message, max_tokens)
+            yield from self._run([message], max_tokens)
         except GeneratorExit:  # closed: the turn was kept
             raise
         except BaseException:
@@ -227,16 +231,17 @@ class Session:
                 self._forget("the answer before it could not be made again")
             raise
 
-    def _run(self, message: Message, max_tokens: int | None) -> Iterator[Event]:
+    def _run(self, said: list[Message], max_tokens: int | None) -> Iterator[Event]:
         self._idle()
         self._running = True
         try:
-            yield from self._turn(message, max_tokens)
+            yield from self._turn(said, max_tokens)
         finally:
             self._running = False
 
-    def _turn(self, message: Message, max_tokens: int | None) -> Iterator[Event]:
-        conversation = [*self.messages, message]
+    def _turn(self, said: list[Message], max_tokens: int | None) -> Iterator[Event]:
+        """``said`` is what is added to the conversation, a question last."""
+        conversation = [*self.messages, *said]
         self.see(any(m.images for m in conversation))
         rendered = self.render(conversation)
         if not rendered.text.startswith(self._read.text):
@@ -249,7 +254,7 @@ class Session:
         again = before.end.n_position == 0 and len(conversation) > 1
         turn = Turn(self, max_tokens, [*notes, *rendered.warnings], again=again)
         try:
-            texts = texts_of(self.system, message, self.opening)
+            texts = texts_of(self.system, said[-1], self.opening)
             new = rendered.text[len(before.text) :]
             yield from turn.run(new, images[before.n_images :], texts)
         except GeneratorExit:

@@ -79,6 +79,26 @@ def test_floors_of_images_and_the_window_of_a_long_talk_are_saved(
     session.close()
 
 
+@pytest.mark.parametrize("pairs", [None, 48])
+def test_a_failed_first_question_leaves_the_documents_as_they_were(
+    engine: Engine, tmp_path: Path, pairs: int | None
+) -> None:
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    answers = []
+    for fails in (False, True):
+        session = engine.session(eviction=EvictionConfig(budget=pairs), n_ctx=1024)
+        list(session.read("word " * 60))
+        end = session.n_position
+        if fails:
+            with pytest.raises(ImageError):
+                session.answer("What?", [tmp_path / "bad.png"])
+            session.ask("What?", [noise(1)])  # and one that nobody listens to
+        assert (session.messages, session.n_position) == ([], end)
+        answers.append((session.answer("What?", max_tokens=8).text, session.n_position))
+        session.close()
+    assert answers[0] == answers[1]
+
+
 def test_another_process_goes_on_with_the_same_tokens(
     engine: Engine, tmp_path: Path, tiny_llama_path: Path, tiny_mmproj_path: Path
 ) -> None:

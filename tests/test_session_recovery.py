@@ -154,6 +154,11 @@ def test_settings_that_would_crash_are_refused(
         engine.session(n_ctx=2**33)  # llama.cpp would take its lower 32 bits
     with pytest.raises(MemoryLimitError, match=r"2000000000 cells takes 1907\.3 GiB"):
         engine.session(n_ctx=2_000_000_000)
+    small = engine.session(n_ctx=2_000_000_000, eviction=budget(64))  # begins with few cells
+    with pytest.raises(MemoryLimitError, match=r"2000000000 cells takes 1907\.3 GiB"):
+        small.configure(eviction=EvictionConfig())
+    assert small.eviction == budget(64) and small.answer("Hi", max_tokens=2).n_kept > 0
+    small.close()
     with pytest.raises(UsageError, match="not a character"):
         engine.session().ask("half \ud83d a character")
     with pytest.raises(UsageError, match="system prompt"):

@@ -135,9 +135,11 @@ def max_tokens(settings: Settings) -> int | None:
     return None if value == -1 else value
 
 
-def without_effect(settings: Settings) -> list[str]:
-    """What the user asked for on this command line that cannot do anything."""
-    if settings.get("session") is not None:  # which has a budget of its own
+def without_effect(settings: Settings, session: Session | None = None) -> list[str]:
+    """What the user asked for on this command line that cannot do anything. A loaded `session` may
+    have a budget of its own.
+    """
+    if settings.get("session") is not None and session is not None and session.eviction.enabled:
         return []
     if settings.get("budget") is not None:
         if settings.get("policy") != "none":

@@ -43,6 +43,18 @@ def test_documents_are_read_once_and_asked_again_and_again(
     assert (isolated / "x.ekv").read_bytes() == before
 
 
+def test_a_flag_that_needs_the_budget_of_the_session_is_told(
+    ecokv: Any, model: list[str], isolated: Path
+) -> None:
+    (isolated / "notes.txt").write_text("Notes. " * 40)
+    ask = ("chat", "--session", "x.ekv", "--policy", "snapkv", "-p", "What?", "-n", "2", "--json")
+    for given, n_warnings in ((["--budget", "48"], 0), ([], 1)):
+        assert ecokv("read", "notes.txt", "-o", "x.ekv", *given, *model).code == 0
+        warnings = ecokv(*ask, *model).json["warnings"]
+        assert len(warnings) == n_warnings, warnings
+    assert "--policy has no effect without --budget" in warnings[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

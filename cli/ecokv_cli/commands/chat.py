@@ -38,6 +38,8 @@ def run(settings: Settings, out: Output, prompt: str | None) -> int:
             if given.prompt is None:
                 from ecokv_cli.repl import Repl
 
+                for warning in engines.without_effect(settings, session):
+                    out.warn(warning)
                 return Repl(engine, session, settings, out).run(given.images)
             return _once(session, settings, out, given.prompt, given.images)
         finally:
@@ -53,7 +55,7 @@ def _once(
         out,
         session,
         session.ask(prompt, images, max_tokens=engines.max_tokens(settings)),
-        warnings=engines.without_effect(settings),
+        warnings=engines.without_effect(settings, session),
         show_stats=settings.get("stats", False),
     )
     return INTERRUPTED if record["finish_reason"] == "cancelled" else OK
