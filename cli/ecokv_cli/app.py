@@ -22,6 +22,8 @@ DESCRIPTION = (
     "evicts what the answer does not need."
 )
 
+PROMPT_ARGUMENT = ("[PROMPT]", "Question, as with -p.")
+
 
 class GroupedCommand(TyperCommand):
     """Lists flags under the title of their group, in the order they are declared.
@@ -31,13 +33,13 @@ class GroupedCommand(TyperCommand):
     """
 
     settings: ClassVar[Mapping[str, Setting]] = BY_NAME
-    argument: ClassVar[tuple[str, str]] = ("[PROMPT]", "Question, as with -p.")
+    argument: ClassVar[tuple[str, str] | None] = PROMPT_ARGUMENT
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         rows: dict[str, list[tuple[str, str]]] = {}
         for param in self.params:
             setting = self.settings.get(str(param.name))
-            if param.param_type_name == "argument":
+            if param.param_type_name == "argument" and self.argument is not None:
                 rows.setdefault("Arguments", []).append(self.argument)
             elif setting is not None:
                 rows.setdefault(setting.group, []).append((_spelling(setting), setting.help))
@@ -56,7 +58,8 @@ def _spelling(setting: Setting) -> str:
 
 def _callback(module: ModuleType) -> Callable[..., int]:
     """The function that Typer calls for a command: flags in, settings resolved, `run` called with
-    the argument: one text or none, or a list if the command takes several.
+    the argument: one text or none, or a list if the command takes several; always None for a
+    command whose `ARGUMENT` is None.
     """
     many = module in _WITH_PATHS
 
@@ -74,8 +77,9 @@ def _callback(module: ModuleType) -> Callable[..., int]:
 
     kind: Any = list[str] | None if many else str | None
     metavar = "PATH" if many else "PROMPT"
+    argument = _parameter("argument", kind, typer.Argument(metavar=metavar))
     parameters = [
-        _parameter("argument", kind, typer.Argument(metavar=metavar)),
+        *([] if _argument(module) is None else [argument]),
         *(_flag(setting) for setting in module.GROUPS),
     ]
     command.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
@@ -137,17 +141,29 @@ def _program(
         raise typer.Exit
 
 
+def _argument(module: ModuleType) -> tuple[str, str] | None:
+    """How a command calls its argument, and what that is."""
+    found: tuple[str, str] | None = getattr(module, "ARGUMENT", PROMPT_ARGUMENT)
+    return found
+
+
 def _class(module: ModuleType) -> type[GroupedCommand]:
-    fields: dict[str, Any] = {"settings": {s.name: s for s in module.GROUPS}}
-    if module in _WITH_PATHS:
-        fields["argument"] = module.ARGUMENT
+    fields = {"settings": {s.name: s for s in module.GROUPS}, "argument": _argument(module)}
     return type("Command", (GroupedCommand,), fields)
 
 
 #: Commands whose argument is a list of paths.
 _WITH_PATHS = (caption, read)
 
-for _module in (chat, read, caption, validate):
+#: In the order of the help.
+_COMMANDS = (
+    chat,
+    read,
+    caption,
+    validate,
+)
+
+for _module in _COMMANDS:
     app.command(
         _module.NAME,
         cls=_class(_module),

@@ -20,7 +20,18 @@ from ecokv_cli.values import BadValue
 
 FILE_NAME = "ecokv.toml"
 #: Commands that may have a table of their own in it.
-COMMANDS = ("chat", "read", "caption", "validate")
+COMMANDS = (
+    "chat",
+    "read",
+    "caption",
+    "bench",
+    "eval",
+    "explain",
+    "analyze",
+    "validate",
+    "estimate",
+    "doctor",
+)
 #: `ECOKV_` variables that are not settings.
 OTHER_VARIABLES = frozenset(
     {"ECOKV_HOME", "ECOKV_DEBUG", "ECOKV_LIB_DIR", "ECOKV_CACHE", "ECOKV_LLAMA_ARCHIVE"}
