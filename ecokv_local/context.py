@@ -294,9 +294,9 @@ class Context:
         self.n_tokens += n_tokens
         self.n_position += n_positions
 
-    def logits(self) -> npt.NDArray[np.float32]:
-        """A copy of the logits of the last token, ``[n_vocab]``."""
-        pointer = native.llama.llama_get_logits_ith(self.ptr, -1)
+    def logits(self, output: int = -1) -> npt.NDArray[np.float32]:
+        """A copy of the logits of a token of the last decode, ``[n_vocab]``."""
+        pointer = native.llama.llama_get_logits_ith(self.ptr, output)
         return np.array(np.ctypeslib.as_array(pointer, (self.n_vocab,)), np.float32)
 
     def clear(self) -> None:

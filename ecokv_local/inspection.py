@@ -17,7 +17,6 @@ from ecokv_local.groups import Group, groups_of
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 
-_SEQ = 0
 FEATURES = ("attn", "attn_last", "key_norm", "key_cos", "key_euc", "value_norm")
 
 
@@ -44,7 +43,7 @@ def features(context: Context, *, sinks: int, recent: int, gqa: str = "mean") ->
     arrays["head_first"] = np.zeros(heads, np.int32)
     native.check(
         native.lib.llama_ecokv_features_get(
-            context.ptr, _SEQ, c.byref(_struct(arrays, sinks, recent, gqa))
+            context.ptr, context.seq, c.byref(_struct(arrays, sinks, recent, gqa))
         )
     )
     heads_of = [layer_info(context, layer)[0].n_head_kv for layer in range(sizes.n_layer)]
@@ -123,7 +122,7 @@ def choose(context: Context, config: EvictionConfig, pairs: int) -> I32:
     settings = native_config(config, pairs, groups_of(config, context.spans))
     n_keep = native.check(
         native.lib.llama_ecokv_choose(
-            context.ptr, _SEQ, c.byref(settings), _pointer(keep, native.IntP), None
+            context.ptr, context.seq, c.byref(settings), _pointer(keep, native.IntP), None
         )
     )
     return keep[: heads[0] * heads[1] * n_keep].reshape(*heads, n_keep)
@@ -133,7 +132,9 @@ def apply(context: Context, keep: I32) -> None:
     """Evict all but ``keep`` ``[n_layer, n_kv_heads, n_keep]``: ranks ascending, -1 first."""
     keep = np.ascontiguousarray(keep, np.int32)
     native.check(
-        native.lib.llama_ecokv_apply(context.ptr, _SEQ, _pointer(keep, native.IntP), keep.shape[-1])
+        native.lib.llama_ecokv_apply(
+            context.ptr, context.seq, _pointer(keep, native.IntP), keep.shape[-1]
+        )
     )
 
 
@@ -142,7 +143,7 @@ def rows(context: Context, layer: int, *, value: bool) -> npt.NDArray[np.uint8]:
     size = native.check(native.lib.llama_ecokv_row_bytes(context.ptr, layer, value))
     result = np.zeros((context.n_rows, size), np.uint8)
     native.check(
-        native.lib.llama_ecokv_get_rows(context.ptr, _SEQ, layer, value, result.ctypes.data)
+        native.lib.llama_ecokv_get_rows(context.ptr, context.seq, layer, value, result.ctypes.data)
     )
     return result
 
@@ -162,14 +163,14 @@ def layer_info(context: Context, layer: int) -> tuple[native.LayerInfo, F32]:
 
 def queries(context: Context, layer: int) -> tuple[F32, I32]:
     """Window queries of one layer, oldest first, ``[n_heads, n_query, d]``, and their positions."""
-    n = native.check(native.lib.llama_ecokv_n_query(context.ptr, _SEQ))
+    n = native.check(native.lib.llama_ecokv_n_query(context.ptr, context.seq))
     info, _ = layer_info(context, layer)
     positions = np.zeros(n, np.int32)
     result = np.zeros((n, info.n_head, info.d_k), np.float32)
     native.check(
         native.lib.llama_ecokv_get_queries(
             context.ptr,
-            _SEQ,
+            context.seq,
             layer,
             _pointer(result, native.FloatP),
             _pointer(positions, native.IntP),
@@ -181,7 +182,9 @@ def queries(context: Context, layer: int) -> tuple[F32, I32]:
 def positions(context: Context) -> I32:
     """Nominal position of every row, ``[n_rows]``: what llama.cpp sees."""
     result = np.zeros(context.n_rows, np.int32)
-    native.check(native.lib.llama_ecokv_get_pos(context.ptr, _SEQ, _pointer(result, native.IntP)))
+    native.check(
+        native.lib.llama_ecokv_get_pos(context.ptr, context.seq, _pointer(result, native.IntP))
+    )
     return result
 
 
@@ -189,5 +192,7 @@ def kept(context: Context) -> I32:
     """True position of every row, ``[n_layer, n_kv_heads, n_rows]``; -1 where a head has none."""
     sizes = shape(context)
     result = np.zeros((sizes.n_layer, sizes.n_head_kv, context.n_rows), np.int32)
-    native.check(native.lib.llama_ecokv_get_kept(context.ptr, _SEQ, _pointer(result, native.IntP)))
+    native.check(
+        native.lib.llama_ecokv_get_kept(context.ptr, context.seq, _pointer(result, native.IntP))
+    )
     return result
