@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ecokv_cli.commands import caption, chat, read, validate
+from ecokv_cli.commands import caption, chat, eval, read, validate
 from ecokv_cli.options import BY_NAME
 from ecokv_cli.output import Output
 from ecokv_cli.setting import Setting
@@ -153,13 +153,14 @@ def _class(module: ModuleType) -> type[GroupedCommand]:
 
 
 #: Commands whose argument is a list of paths.
-_WITH_PATHS = (caption, read)
+_WITH_PATHS = (caption, eval, read)
 
 #: In the order of the help.
 _COMMANDS = (
     chat,
     read,
     caption,
+    eval,
     validate,
 )
 

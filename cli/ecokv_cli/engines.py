@@ -24,8 +24,10 @@ _NEED_BUDGET = (
 )
 
 
-def open_engine(settings: Settings, progress: Any) -> Engine:
-    """Load the model that the settings name; `progress(text)` hears of downloads."""
+def open_engine(settings: Settings, progress: Any, **fixed: Any) -> Engine:
+    """Load the model that the settings name; `progress(text)` hears of downloads. `fixed` are
+    arguments of `Engine` that the command chooses.
+    """
     import ecokv_local
 
     model, mmproj = settings.get("model"), settings.get("mmproj")
@@ -40,6 +42,7 @@ def open_engine(settings: Settings, progress: Any) -> Engine:
         model,
         mmproj,
         verbose=settings.get("verbose", False),
+        **fixed,
         **settings.given(
             lora="lora",
             n_batch="batch_size",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ecokv_cli import values
 from ecokv_cli.batch_options import BATCH
+from ecokv_cli.eval_options import EVAL
 from ecokv_cli.setting import Setting, group, switch
 
 _count = values.integer
@@ -232,5 +233,6 @@ OUTPUT = group(
 )
 
 ALL: tuple[Setting, ...] = (*MODEL, *PROMPT, *SESSION, *RUNTIME, *SAMPLING, *EVICTION, *OUTPUT)
-BY_NAME: dict[str, Setting] = {setting.name: setting for setting in (*ALL, *BATCH)}
-BY_KEY: dict[str, Setting] = {key: setting for setting in (*ALL, *BATCH) for key in setting.keys}
+_EVERY = (*ALL, *BATCH, *EVAL)
+BY_NAME: dict[str, Setting] = {setting.name: setting for setting in _EVERY}
+BY_KEY: dict[str, Setting] = {key: setting for setting in _EVERY for key in setting.keys}

@@ -88,53 +88,56 @@ def _needle_question(kind: str, target: int, n_images: int) -> str:
     return f"Do not look at image {other}. In image {target}, what number is shown?"
 
 
-# ---- a value in a text
+# ---- a number in a text
 
-_THINGS = (
-    "lamp", "door", "garden", "river", "bridge", "kitchen", "tower", "window", "market", "island",
-    "forest", "engine", "mirror", "castle", "harbor", "library", "museum", "tunnel", "valley",
-    "station",
+_PEOPLE = (
+    "Anna", "Ben", "Clara", "David", "Emma", "Frank", "Grace", "Henry", "Irene", "Jack", "Kate",
+    "Leo", "Maria", "Nora", "Oscar", "Paula",
 )  # fmt: skip
-_ADJECTIVES = ("red", "old", "quiet", "bright", "small", "northern", "broken", "golden")
+_HAY = (
+    "The weather was mild that week and the shops were full of people.",
+    "Children played near the fountain while their parents talked.",
+    "A train left the station every hour and was seldom late.",
+    "In the evening the lights along the river were switched on.",
+    "The bakery at the corner sold bread, cakes and warm tea.",
+    "Some visitors took photographs of the old church.",
+    "The library stayed open until eight on most days.",
+    "A small band played songs in front of the town hall.",
+    "Farmers brought apples, pears and honey to the market.",
+    "The museum showed paintings of ships and distant harbors.",
+)
 
 
-def text_needles(split: str, first: int = 0, n_facts: int = 12) -> Iterator[Item]:
-    """A list of names and numbers; one number is asked for: in the words of the list, in other
-    words, and where two names share their first word.
+def text_needles(split: str, first: int = 0, n_hay: int = 24) -> Iterator[Item]:
+    """Two people and their numbers in a text about other things; one number is asked for: in the
+    words of the text, in other words, and where a second number of the same person stands in it.
     """
     seed = first
     while True:
         rng = np.random.default_rng([SPLITS[split], seed, 4711])
         kind = ("lexical", "paraphrased", "decoy")[seed % 3]
-        names = _names(rng, n_facts, kind == "decoy")
-        codes = rng.choice(9000, n_facts, replace=False) + 1000
-        target = int(rng.integers(n_facts))
-        lines = [
-            f"The code of the {name} is {code}." for name, code in zip(names, codes, strict=True)
-        ]
-        asked = f"What is the code of the {names[target]}?"
+        who, other = (_PEOPLE[i] for i in rng.permutation(len(_PEOPLE))[:2])
+        code, second = (str(n) for n in rng.choice(900, 2, replace=False) + 100)
+        facts = [f"The code of {who} is {code}.", f"The code of {other} is {second}."]
+        if kind == "decoy":
+            facts[1] = f"The room number of {who} is {second}."
+        text = [_HAY[i] for i in rng.integers(len(_HAY), size=n_hay)]
+        for fact in facts:
+            text.insert(int(rng.integers(len(text) + 1)), fact)
+        asked = f"What is the code of {who}?"
         if kind == "paraphrased":
-            asked = f"Which number opens the {names[target]}?"
+            asked = f"Which code does {who} have?"
         yield Item(
             "text",
             kind,
             f"{split} {seed}",
             asked,
-            (str(codes[target]),),
-            text=" ".join(lines),
+            (code,),
+            text=" ".join(text),
             metric="contains",
-            max_tokens=24,
+            max_tokens=16,
         )
         seed += 1
-
-
-def _names(rng: np.random.Generator, n: int, decoy: bool) -> list[str]:
-    """Names of an adjective and a thing; with a decoy every adjective comes twice."""
-    things = [_THINGS[i] for i in rng.permutation(len(_THINGS))[:n]]
-    adjectives = [_ADJECTIVES[i] for i in rng.integers(len(_ADJECTIVES), size=n)]
-    if decoy:
-        adjectives = [adjectives[i // 2] for i in range(n)]
-    return [f"{a} {t}" for a, t in zip(adjectives, things, strict=True)]
 
 
 #: By the name of the task.

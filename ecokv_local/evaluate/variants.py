@@ -74,10 +74,13 @@ class Variant:
         return f"{self.policy.label}@{self.budget}/{self.when}"
 
     def config(self, seed: int) -> EvictionConfig:
-        """Settings of the eviction; ``seed`` is the item's."""
+        """Settings of the eviction; ``seed`` is the item's. Where the last token is read again,
+        the one before it has to stay too: positions go on from there.
+        """
         assert self.policy is not None
         config = self.policy.config
-        return replace(config, seed=seed) if config.policy.startswith("random") else config
+        recent = max(config.n_recent, 2 if self.when == "after" else 1)
+        return replace(config, seed=seed, recent=recent)
 
 
 FULL = Variant()
