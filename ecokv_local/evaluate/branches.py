@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Sequences that are decoded together.
 N_STREAMS = 12
+#: As many as can have heads of different length, beside the one that reads.
+_UNEVEN_STREAMS = 3
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class Reader:
         self._window = max((p.config.window for p in self._policies), default=1)
         self._template = engine.chat_template()
         config = EvictionConfig(budget=n_ctx) if self._policies else EvictionConfig()
+        if any(p.config.pyramid or p.config.ada for p in self._policies):
+            n_streams = min(n_streams, _UNEVEN_STREAMS)
         n_streams = max(1, min(n_streams, len(self.variants)))
         self._streams = Streams(engine, n_streams + 1, n_ctx, config, threads=engine.threads)
         self._base, *self._places = self._streams.all
@@ -184,7 +188,11 @@ class Reader:
             for variant in group:
                 assert variant.budget is not None
                 pairs = pairs_for(variant.budget, self._policies, base.n_rows, row_bytes)
-                yield variant, inspection.plan(arrays, variant.config(item.seed), pairs)
+                if pairs >= base.n_rows:
+                    everything = np.arange(base.n_rows, dtype=np.int32)
+                    yield variant, np.broadcast_to(everything, arrays["attn"].shape)
+                else:
+                    yield variant, inspection.plan(arrays, variant.config(item.seed), pairs)
         if variants:
             base.enable(self._window)
 

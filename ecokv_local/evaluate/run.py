@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from ecokv_local.config import EvictionConfig
 from ecokv_local.errors import ContextFullError, EcokvError, ImageError
 from ecokv_local.evaluate.answers import Answers
 from ecokv_local.evaluate.branches import Reader, Reply
@@ -52,24 +53,25 @@ def evaluate(
     """
     reader: Reader | None = None
     results, items = [], list(items)
+    names = _names(variants)
     clock, n_new = monotonic(), 0
     try:
         for i, item in enumerate(items):
             if stopped():
                 break
-            missing = [v for v in variants if (item.key, v.label) not in answers.known]
+            missing = [v for v in variants if (item.key, names[v.label]) not in answers.known]
             error = None
             if missing:
                 if reader is None:
                     reader = Reader(engine, variants, n_ctx or DEFAULT_CELLS)
                 try:
                     found = reader.answers(item, missing)
-                    replies = {v.label: r for v, r in zip(missing, found, strict=True)}
+                    replies = {names[v.label]: r for v, r in zip(missing, found, strict=True)}
                     answers.add(item.key, replies)
                     n_new += 1
                 except ITEM_ERRORS as problem:
                     error = problem
-            results.append(_result(item, variants, answers, error))
+            results.append(_result(item, names, answers, error))
             progress(_progress(i + 1, len(items), n_new, monotonic() - clock))
     finally:
         if reader is not None:
@@ -77,12 +79,19 @@ def evaluate(
     return results
 
 
+def _names(variants: Sequence[Variant]) -> dict[str, str]:
+    """Under which name answers are kept, by label: small budgets depend on what is compared."""
+    least = max((v.policy.config.budget_min() for v in variants if v.policy), default=0)
+    more = f" of {least}" if least > EvictionConfig().budget_min() else ""
+    return {v.label: f"{v.label}{more}" if v.policy else v.label for v in variants}
+
+
 def _result(
-    item: Item, variants: Sequence[Variant], answers: Answers, error: EcokvError | None
+    item: Item, names: Mapping[str, str], answers: Answers, error: EcokvError | None
 ) -> Result:
     if error is not None:
         return Result(item, {}, {}, error)
-    replies = {v.label: answers.known[item.key, v.label] for v in variants}
+    replies = {label: answers.known[item.key, name] for label, name in names.items()}
     return Result(item, replies, {k: item.score(r.text) for k, r in replies.items()})
 
 

@@ -105,6 +105,8 @@ def pairs_for(budget: Budget, policies: Sequence[Policy], n_rows: int, row_bytes
     """
     most = max(policies, key=lambda policy: policy.config.budget_min())
     least, pairs = most.config.budget_min(), budget.resolve(n_rows, row_bytes)
+    if budget.unit == "percent":
+        least = max(least, EvictionConfig().budget_min())  # so that results can be put together
     if pairs < least and budget.unit != "percent":
         raise BudgetError(
             f"budget {budget} ({pairs} KV pairs) is below {least}, the least of {most.label}",
