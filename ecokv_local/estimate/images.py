@@ -1,0 +1,68 @@
+"""Tokens of an image, by the header of the projector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ecokv_local.gguf_meta import GgufMeta
+
+#: Pixels that an image of the Qwen2-VL kind is brought to, in tokens, unless the file tells.
+_QWEN_TOKENS = (8, 4096)
+
+
+def image_tokens(
+    mmproj: GgufMeta, width: int, height: int, *, most: int | None = None
+) -> int | None:
+    """Tokens of an image of ``width`` x ``height`` pixels; None for projectors that cut images in
+    ways that are not known here. ``most`` is --image-max-tokens.
+    """
+    count = _KINDS.get(mmproj.projector_type or "")
+    return None if count is None else count(mmproj, width, height, most)
+
+
+def _number(mmproj: GgufMeta, key: str, default: int) -> int:
+    value = mmproj.fields.get(f"clip.vision.{key}")
+    return value if isinstance(value, int) and value > 0 else default
+
+
+def _patches(mmproj: GgufMeta) -> int:
+    return _number(mmproj, "image_size", 0) // _number(mmproj, "patch_size", 1)
+
+
+def _fixed(mmproj: GgufMeta, width: int, height: int, most: int | None) -> int:
+    """One token a patch of an image of fixed size."""
+    return _patches(mmproj) ** 2
+
+
+def _merged(mmproj: GgufMeta, width: int, height: int, most: int | None) -> int:
+    """Patches of an image of fixed size, squares of them merged into one token."""
+    return (_patches(mmproj) // _number(mmproj, "projector.scale_factor", 4)) ** 2
+
+
+def _dynamic(mmproj: GgufMeta, width: int, height: int, most: int | None) -> int:
+    """As large as the image, within limits; four patches a token."""
+    side = 2 * _number(mmproj, "patch_size", 14)
+    low = _number(mmproj, "image_min_pixels", _QWEN_TOKENS[0] * side * side)
+    high = _number(mmproj, "image_max_pixels", _QWEN_TOKENS[1] * side * side)
+    if most is not None:
+        high = most * side * side
+    columns, rows = (max(1, math.floor(n / side + 0.5)) for n in (width, height))
+    pixels = columns * rows * side * side
+    if pixels > high:
+        ratio = math.sqrt(width * height / high)
+        columns, rows = (max(1, math.floor(n / ratio / side)) for n in (width, height))
+    elif pixels < low:
+        ratio = math.sqrt(low / (width * height))
+        columns, rows = (math.ceil(n * ratio / side) for n in (width, height))
+    return columns * rows
+
+
+_KINDS: dict[str, Callable[[GgufMeta, int, int, int | None], int]] = {
+    "mlp": _fixed,
+    "mlp_norm": _fixed,
+    "gemma3": _merged,
+    "qwen2vl_merger": _dynamic,
+    "qwen2.5vl_merger": _dynamic,
+    "qwen3vl_merger": _dynamic,
+}
