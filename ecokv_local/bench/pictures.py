@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ecokv_local.bench.formats import HEADER, cells
-from ecokv_local.bench.plan import Row
+from ecokv_local.bench.formats import TEXT_COLUMNS, table
+from ecokv_local.bench.rows import Row
 from ecokv_local.report import Page, new_figure
 
 _MARKS = "osD^v<>P*X"
@@ -29,7 +29,7 @@ def curves(found: Sequence[Row]) -> Any:
         axes[0, 0].errorbar(
             depths,
             [row.decode_tokens_per_s for row in rows],
-            yerr=[row.decode_sd for row in rows],
+            yerr=[row.decode_sd_tokens_per_s for row in rows],
             capsize=2,
             **style,
         )
@@ -50,7 +50,7 @@ def page(found: Sequence[Row], title: str) -> Page:
     """Curves and the table, in one file."""
     result = Page(title)
     result.figure(curves(found))
-    result.table(HEADER, [cells(row) for row in found], text_columns=3)
+    result.table(*table(found), text_columns=TEXT_COLUMNS)
     result.paragraph(
         "Decoding takes turns between the rows; ratios are medians over the repetitions. short: "
         "the full cache of a prompt as long as the budget. stock: unpatched llama.cpp.",
