@@ -21,6 +21,7 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
     "evict ms (features + plan + apply)": lambda row: _evict(row),
     "decode t/s": lambda row: f"{row.decode_tokens_per_s:.2f} ± {row.decode_sd_tokens_per_s:.2f}",
     "KV MiB": lambda row: _mib(row.kv_bytes, 2),
+    "RSS MiB": lambda row: _mib(row.resident_bytes, 0),
     "peak RSS MiB": lambda row: _mib(row.peak_resident_bytes, 0),
     "KV/full": lambda row: _number(row.kv_over_full, 3),
     "decode/full": lambda row: _number(row.decode_over_full, 3),

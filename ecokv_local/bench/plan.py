@@ -123,8 +123,7 @@ def cache_pairs(keys: Sequence[str] | None, values: Sequence[str] | None) -> lis
 
 def _fitting(n_ctx_train: int, warnings: list[str]) -> list[int]:
     """Those of the usual depths that the model was trained for, or else the deepest it was."""
-    most = n_ctx_train - N_WARM - N_DECODE
-    fit = [depth for depth in DEPTHS if depth <= most] or [max(1, most)]
+    fit = [depth for depth in DEPTHS if depth <= n_ctx_train] or [n_ctx_train]
     if len(fit) < len(DEPTHS):
         left_out = ", ".join(str(depth) for depth in DEPTHS if depth not in fit)
         warnings.append(
@@ -134,12 +133,10 @@ def _fitting(n_ctx_train: int, warnings: list[str]) -> list[int]:
 
 
 def _check_depth(depth: int, n_ctx_train: int) -> None:
-    most = n_ctx_train - N_WARM - N_DECODE
-    if not 1 <= depth <= most:
+    if not 1 <= depth <= n_ctx_train:
         raise UsageError(
-            f"--depths {depth}: with {N_WARM + N_DECODE} tokens more that is beyond the "
-            f"{n_ctx_train} positions that the model was trained for",
-            hint=f"use depths up to {most}",
+            f"--depths {depth}: the model was trained for {n_ctx_train} positions",
+            hint=f"use depths from 1 to {n_ctx_train}",
         )
 
 
