@@ -123,3 +123,15 @@ EVAL = group(
         values.choice("test", "validation"),
     ),
 )
+
+EXPLAIN_OWN = group(
+    "Output",
+    Setting(
+        "trace",
+        ("--trace",),
+        "FILE.jsonl",
+        "Every row of every head: features, score, and whether it stayed.",
+        values.path,
+        is_path=True,
+    ),
+)
