@@ -135,3 +135,14 @@ EXPLAIN_OWN = group(
         is_path=True,
     ),
 )
+
+ANALYZE_OWN = group(
+    "Analysis",
+    Setting(
+        "prompts",
+        ("--prompts",),
+        "N",
+        "How many made prompts, where none is given [8].",
+        values.integer(1, 10000, like="8"),
+    ),
+)

@@ -115,7 +115,23 @@ class Reader:
         """A reply for each of ``variants`` (all of them). Raises ContextFullError for an item that
         is too long, and ImageError.
         """
-        chosen = self.variants if variants is None else variants
+        starts, n_prompt = self._prepare(item, self.variants if variants is None else variants)
+        replies: list[Reply] = []
+        for i in range(0, len(starts), len(self._places)):
+            group = starts[i : i + len(self._places)]
+            texts_said = self._generate(group, item.max_tokens)
+            replies += [
+                Reply(text, start.n_kept, n_prompt)
+                for text, start in zip(texts_said, group, strict=True)
+            ]
+        return replies
+
+    def look(self, item: Item) -> None:
+        """Read an item, and answer nothing: for the watcher. Raises as ``answers``."""
+        self._prepare(item, self.variants)
+
+    def _prepare(self, item: Item, variants: Sequence[Variant]) -> tuple[list[Start], int]:
+        """Where each variant goes on from, and tokens of the prompt."""
         said = f"{item.text}\n\n{item.question}" if item.text else item.question
         message = user_message(self.engine, said, item.images())
         inputs, messages = message.images, with_system(item.system, [message])
@@ -130,17 +146,8 @@ class Reader:
             texts = Texts("", neutralise(item.question).strip())
             spans = spans_of(self.engine.vocab, prompt, chunks, 0, texts)
             question = next((s.start for s in spans if s.kind == "question"), None)
-            starts = self._starts(item, chunks, question, chosen)
-        n_prompt = sum(chunk.n_tokens for chunk in chunks)
-        replies: list[Reply] = []
-        for i in range(0, len(starts), len(self._places)):
-            group = starts[i : i + len(self._places)]
-            texts_said = self._generate(group, item.max_tokens)
-            replies += [
-                Reply(text, start.n_kept, n_prompt)
-                for text, start in zip(texts_said, group, strict=True)
-            ]
-        return replies
+            starts = self._starts(item, chunks, question, variants)
+        return starts, sum(chunk.n_tokens for chunk in chunks)
 
     def _check_length(self, item: Item, chunks: Sequence[Chunk]) -> None:
         need = sum(chunk.n_tokens for chunk in chunks) + item.max_tokens
