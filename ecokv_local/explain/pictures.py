@@ -27,16 +27,44 @@ def overview(found: Explanation) -> Any:
     n = len(found.pictures)
     rows = len(found.cuts) + 1
     figure, axes = new_figure(n, rows, width=2.3 * rows + 0.6, height=2.75 * n + 0.5)
+    top = _top(found.pictures, found.cuts)
     for i, picture in enumerate(found.pictures):
         _picture(axes[i, 0], picture.pixels)
         if i == 0:
             _title(axes[i, 0], "full cache", found.answer)
         for j, cut in enumerate(reversed(found.cuts), 1):
             share = picture.grid(kept_share(cut))
-            image = overlay(axes[i, j], picture, share)
+            image = overlay(axes[i, j], picture, share, top=top)
             if i == 0:
                 _title(axes[i, j], f"{cut.budget}: {cut.pairs} pairs", cut.answer)
-    figure.colorbar(image, ax=axes, shrink=0.8, label="share of heads that kept it")
+    _bar(figure, image, axes)
+    return figure
+
+
+def _top(pictures: Sequence[Picture], cuts: Sequence[Cut]) -> float:
+    """The largest share that is shown, so that small budgets are not all dark."""
+    shares = [picture.grid(kept_share(cut)) for picture in pictures for cut in cuts]
+    return max(0.05, max(float(np.quantile(share, 0.99)) for share in shares))
+
+
+def _bar(figure: Any, image: Any, axes: Any) -> None:
+    from matplotlib.cm import ScalarMappable
+
+    scale = ScalarMappable(norm=image.norm, cmap=image.cmap)
+    figure.colorbar(scale, ax=axes, shrink=0.8, extend="max", label="share of heads that kept it")
+
+
+def compared(found: Sequence[Explanation]) -> Any:
+    """One prompt with one picture, kept by several policies at the same budget."""
+    figure, axes = new_figure(1, len(found) + 1, width=2.3 * (len(found) + 1) + 0.6, height=3.25)
+    _picture(axes[0, 0], found[0].pictures[0].pixels)
+    _title(axes[0, 0], "full cache", found[0].answer)
+    top = max(_top(one.pictures[:1], one.cuts[:1]) for one in found)
+    for axis, one in zip(axes[0, 1:], found, strict=True):
+        cut, picture = one.cuts[0], one.pictures[0]
+        image = overlay(axis, picture, picture.grid(kept_share(cut)), top=top)
+        _title(axis, f"{one.label}, {cut.budget}: {cut.pairs} pairs", cut.answer)
+    _bar(figure, image, axes)
     return figure
 
 
@@ -149,7 +177,8 @@ def sheet(found: Explanation, cut: Cut) -> Any:
     """All pictures of a prompt at one budget."""
     n = len(found.pictures)
     figure, axes = new_figure(1, n, width=3.2 * n + 0.9, height=3.2)
+    top = _top(found.pictures, found.cuts)  # of all budgets: the slider compares them
     for axis, picture in zip(axes.flat, found.pictures, strict=True):
-        image = overlay(axis, picture, picture.grid(kept_share(cut)))
-    figure.colorbar(image, ax=axes, shrink=0.9, label="share of heads that kept it")
+        image = overlay(axis, picture, picture.grid(kept_share(cut)), top=top)
+    _bar(figure, image, axes)
     return figure
