@@ -103,7 +103,7 @@ class Engine:
         self.n_ctx, self.flash_attn = n_ctx, flash_attn
         self.cache_type_k, self.cache_type_v = cache_type_k, cache_type_v
         self._gpu_layers = self._layers(gpu_layers)
-        self._image_max_tokens = image_max_tokens
+        self.image_max_tokens = image_max_tokens
         try:
             self._load(verbose)
         except BaseException:
@@ -167,7 +167,7 @@ class Engine:
                 self._ptr,
                 threads=self.threads,
                 use_gpu=self._gpu_layers != 0,
-                image_max_tokens=self._image_max_tokens,
+                image_max_tokens=self.image_max_tokens,
             )
 
     @property

@@ -9,7 +9,7 @@ import numpy as np
 from ecokv_local import EvictionConfig
 from ecokv_local.reference import features, scores, select
 from ecokv_local.reference.measure import Features
-from ecokv_local.reference.policies.ecokv import _head_weight
+from ecokv_local.reference.policies.ecokv import head_weight
 from ecokv_local.reference.steps import head_of, mean, redundancy_cos, scaled
 
 from .capture import Layer, Prompt
@@ -85,6 +85,6 @@ class Heads:
                 rms = float(np.sqrt(mean(head.key_norm**2, head.ok)))
                 e, e_ok = scaled(head.key_euc, head.ok, 1e-3 * rms)
                 _, c_ok = scaled(head.key_cos, head.ok, 1e-6)
-                weight = _head_weight(e, e_ok, c_ok, head, config)
+                weight = head_weight(e, e_ok, c_ok, head, config)
                 result.append((redundancy_cos(head.m2, head.ok), 1 - mean(e, head.ok), weight))
         return np.array(result).reshape(len(self.prompt.layers), -1, 3)

@@ -10,7 +10,18 @@ from typing import Annotated, Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ecokv_cli.commands import bench, caption, chat, doctor, estimate, eval, read, validate
+from ecokv_cli.commands import (
+    analyze,
+    bench,
+    caption,
+    chat,
+    doctor,
+    estimate,
+    eval,
+    explain,
+    read,
+    validate,
+)
 from ecokv_cli.options import BY_NAME
 from ecokv_cli.output import Output
 from ecokv_cli.setting import Setting
@@ -162,6 +173,8 @@ _COMMANDS = (
     caption,
     bench,
     eval,
+    explain,
+    analyze,
     validate,
     estimate,
     doctor,

@@ -123,3 +123,26 @@ EVAL = group(
         values.choice("test", "validation"),
     ),
 )
+
+EXPLAIN_OWN = group(
+    "Output",
+    Setting(
+        "trace",
+        ("--trace",),
+        "FILE.jsonl",
+        "Every row of every head: features, score, and whether it stayed.",
+        values.path,
+        is_path=True,
+    ),
+)
+
+ANALYZE_OWN = group(
+    "Analysis",
+    Setting(
+        "prompts",
+        ("--prompts",),
+        "N",
+        "How many made prompts, where none is given [8].",
+        values.integer(1, 10000, like="8"),
+    ),
+)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ecokv_cli import values
 from ecokv_cli.batch_options import BATCH
 from ecokv_cli.bench_options import BENCH_OWN
-from ecokv_cli.eval_options import EVAL
+from ecokv_cli.eval_options import ANALYZE_OWN, EVAL, EXPLAIN_OWN
 from ecokv_cli.setting import Setting, group, switch
 
 _count = values.integer
@@ -234,6 +234,6 @@ OUTPUT = group(
 )
 
 ALL: tuple[Setting, ...] = (*MODEL, *PROMPT, *SESSION, *RUNTIME, *SAMPLING, *EVICTION, *OUTPUT)
-_EVERY = (*ALL, *BATCH, *EVAL, *BENCH_OWN)
+_EVERY = (*ALL, *BATCH, *EVAL, *EXPLAIN_OWN, *ANALYZE_OWN, *BENCH_OWN)
 BY_NAME: dict[str, Setting] = {setting.name: setting for setting in _EVERY}
 BY_KEY: dict[str, Setting] = {key: setting for setting in _EVERY for key in setting.keys}

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from ecokv_local.gguf_meta import GgufMeta
 
+Grid = tuple[int, int]
+
 #: Pixels that an image of the Qwen2-VL kind is brought to, in tokens, unless the file tells.
 _QWEN_TOKENS = (8, 4096)
 
@@ -17,8 +19,16 @@ def image_tokens(
     """Tokens of an image of ``width`` x ``height`` pixels; None for projectors that cut images in
     ways that are not known here. ``most`` is --image-max-tokens.
     """
-    count = _KINDS.get(mmproj.projector_type or "")
-    return None if count is None else count(mmproj, width, height, most)
+    grid = image_grid(mmproj, width, height, most=most)
+    return None if grid is None else grid[0] * grid[1]
+
+
+def image_grid(
+    mmproj: GgufMeta, width: int, height: int, *, most: int | None = None
+) -> tuple[int, int] | None:
+    """Columns and rows of the tokens of an image, as ``image_tokens``."""
+    grid = _KINDS.get(mmproj.projector_type or "")
+    return None if grid is None else grid(mmproj, width, height, most)
 
 
 def _number(mmproj: GgufMeta, key: str, default: int) -> int:
@@ -30,17 +40,18 @@ def _patches(mmproj: GgufMeta) -> int:
     return _number(mmproj, "image_size", 0) // _number(mmproj, "patch_size", 1)
 
 
-def _fixed(mmproj: GgufMeta, width: int, height: int, most: int | None) -> int:
+def _fixed(mmproj: GgufMeta, width: int, height: int, most: int | None) -> Grid:
     """One token a patch of an image of fixed size."""
-    return _patches(mmproj) ** 2
+    return _patches(mmproj), _patches(mmproj)
 
 
-def _merged(mmproj: GgufMeta, width: int, height: int, most: int | None) -> int:
+def _merged(mmproj: GgufMeta, width: int, height: int, most: int | None) -> Grid:
     """Patches of an image of fixed size, squares of them merged into one token."""
-    return (_patches(mmproj) // _number(mmproj, "projector.scale_factor", 4)) ** 2
+    side = _patches(mmproj) // _number(mmproj, "projector.scale_factor", 4)
+    return side, side
 
 
-def _dynamic(mmproj: GgufMeta, width: int, height: int, most: int | None) -> int:
+def _dynamic(mmproj: GgufMeta, width: int, height: int, most: int | None) -> Grid:
     """As large as the image, within limits; four patches a token."""
     side = 2 * _number(mmproj, "patch_size", 14)
     low = _number(mmproj, "image_min_pixels", _QWEN_TOKENS[0] * side * side)
@@ -55,10 +66,10 @@ def _dynamic(mmproj: GgufMeta, width: int, height: int, most: int | None) -> int
     elif pixels < low:
         ratio = math.sqrt(low / (width * height))
         columns, rows = (math.ceil(n * ratio / side) for n in (width, height))
-    return columns * rows
+    return columns, rows
 
 
-_KINDS: dict[str, Callable[[GgufMeta, int, int, int | None], int]] = {
+_KINDS: dict[str, Callable[[GgufMeta, int, int, int | None], Grid]] = {
     "mlp": _fixed,
     "mlp_norm": _fixed,
     "gemma3": _merged,

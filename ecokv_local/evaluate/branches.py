@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -20,11 +20,11 @@ from ecokv_local.evaluate.items import Item
 from ecokv_local.evaluate.variants import Variant, pairs_for
 from ecokv_local.fork import Saved, restore_rows, save_rows
 from ecokv_local.groups import Texts, spans_of
-from ecokv_local.images import ImageInput
-from ecokv_local.messages import Message
 from ecokv_local.parallel_cache import Stream, Streams
 from ecokv_local.prompt import neutralise
+from ecokv_local.session import user_message
 from ecokv_local.turn import prompt_chunks
+from ecokv_local.window import with_system
 
 if TYPE_CHECKING:
     from ecokv_local.context import Context
@@ -64,14 +64,38 @@ class Start:
         return held + len(self.tokens)
 
 
+class Watch(Protocol):
+    """Who wants to know more than the answers: called while an item is read."""
+
+    def prompt(self, chunks: Sequence[Chunk]) -> None:
+        """The prompt, as the model reads it."""
+
+    def kept(
+        self,
+        context: Context,
+        variant: Variant,
+        config: EvictionConfig,
+        features: dict[str, Any],
+        pairs: int,
+        keep: inspection.I32,
+    ) -> None:
+        """What a variant keeps of ``context``, by these features (``inspection.features``)."""
+
+
 class Reader:
     """Reads items and answers them in every variant. Owns a native context: one sequence reads,
     the others answer.
     """
 
     def __init__(
-        self, engine: Engine, variants: Sequence[Variant], n_ctx: int, n_streams: int = N_STREAMS
+        self,
+        engine: Engine,
+        variants: Sequence[Variant],
+        n_ctx: int,
+        n_streams: int = N_STREAMS,
+        watch: Watch | None = None,
     ) -> None:
+        self._watch = watch
         self.engine, self.variants, self.n_ctx = engine, tuple(variants), n_ctx
         self._policies = list({v.policy.label: v.policy for v in variants if v.policy}.values())
         self._window = max((p.config.window for p in self._policies), default=1)
@@ -91,20 +115,7 @@ class Reader:
         """A reply for each of ``variants`` (all of them). Raises ContextFullError for an item that
         is too long, and ImageError.
         """
-        chosen = self.variants if variants is None else variants
-        inputs = tuple(ImageInput.of(image) for image in item.images())
-        said = f"{item.text}\n\n{item.question}" if item.text else item.question
-        prompt = self._template.render([Message("user", said, inputs)]).text
-        adapters = self.engine.adapters(seeing=bool(inputs))
-        self._base.clear()
-        self._streams.context.set_adapters(adapters)
-        with prompt_chunks(self.engine, prompt, inputs, fresh=True) as chunks:
-            self._check_length(item, chunks)
-            texts = Texts("", neutralise(item.question).strip())
-            spans = spans_of(self.engine.vocab, prompt, chunks, 0, texts)
-            question = next((s.start for s in spans if s.kind == "question"), None)
-            starts = self._starts(item, chunks, question, chosen)
-        n_prompt = sum(chunk.n_tokens for chunk in chunks)
+        starts, n_prompt = self._prepare(item, self.variants if variants is None else variants)
         replies: list[Reply] = []
         for i in range(0, len(starts), len(self._places)):
             group = starts[i : i + len(self._places)]
@@ -114,6 +125,29 @@ class Reader:
                 for text, start in zip(texts_said, group, strict=True)
             ]
         return replies
+
+    def look(self, item: Item) -> None:
+        """Read an item, and answer nothing: for the watcher. Raises as ``answers``."""
+        self._prepare(item, self.variants)
+
+    def _prepare(self, item: Item, variants: Sequence[Variant]) -> tuple[list[Start], int]:
+        """Where each variant goes on from, and tokens of the prompt."""
+        said = f"{item.text}\n\n{item.question}" if item.text else item.question
+        message = user_message(self.engine, said, item.images())
+        inputs, messages = message.images, with_system(item.system, [message])
+        prompt = self._template.render(messages).text
+        adapters = self.engine.adapters(seeing=bool(inputs))
+        self._base.clear()
+        self._streams.context.set_adapters(adapters)
+        with prompt_chunks(self.engine, prompt, inputs, fresh=True) as chunks:
+            if self._watch is not None:
+                self._watch.prompt(chunks)
+            self._check_length(item, chunks)
+            texts = Texts("", neutralise(item.question).strip())
+            spans = spans_of(self.engine.vocab, prompt, chunks, 0, texts)
+            question = next((s.start for s in spans if s.kind == "question"), None)
+            starts = self._starts(item, chunks, question, variants)
+        return starts, sum(chunk.n_tokens for chunk in chunks)
 
     def _check_length(self, item: Item, chunks: Sequence[Chunk]) -> None:
         need = sum(chunk.n_tokens for chunk in chunks) + item.max_tokens
@@ -190,9 +224,12 @@ class Reader:
                 pairs = pairs_for(variant.budget, self._policies, base.n_rows, row_bytes)
                 if pairs >= base.n_rows:
                     everything = np.arange(base.n_rows, dtype=np.int32)
-                    yield variant, np.broadcast_to(everything, arrays["attn"].shape)
+                    keep = np.broadcast_to(everything, arrays["attn"].shape)
                 else:
-                    yield variant, inspection.plan(arrays, variant.config(item.seed), pairs)
+                    keep = inspection.plan(arrays, variant.config(item.seed), pairs)
+                if self._watch is not None:
+                    self._watch.kept(base, variant, variant.config(item.seed), arrays, pairs, keep)
+                yield variant, keep
         if variants:
             base.enable(self._window)
 

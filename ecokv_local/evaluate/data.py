@@ -100,7 +100,8 @@ def _texts(where: str, entry: Mapping[str, Any], one: str, many: str, *, least: 
         raise UsageError(f"{where}: {one} and {many}", hint="leave one of them out")
     value = entry.get(many, entry.get(one, []))
     values = value if isinstance(value, list) else [value]
-    values = [str(v) if isinstance(v, int) and not isinstance(v, bool) else v for v in values]
+    number = (int, float)
+    values = [str(v) if isinstance(v, number) and not isinstance(v, bool) else v for v in values]
     if len(values) < least or not all(isinstance(v, str) and v for v in values):
         raise UsageError(f"{where}: {many} {value!r}: texts are needed", hint=_EXAMPLE)
     return values

@@ -27,6 +27,7 @@ class Item:
     question: str
     answers: tuple[str, ...]
     text: str = ""
+    system: str = ""
     metric: str = "exact"
     images: Callable[[], tuple[Any, ...]] = tuple
     content: str = ""
@@ -42,7 +43,8 @@ class Item:
     @cached_property
     def key(self) -> str:
         """Stands for all that the answer depends on, besides the model and the settings."""
-        parts = (self.task, self.name, self.text, self.question, self.content, self.max_tokens)
+        parts: tuple[Any, ...] = (self.task, self.name, self.text, self.question, self.content)
+        parts += (self.max_tokens, self.system) if self.system else (self.max_tokens,)
         return hashlib.sha256("\0".join(map(str, parts)).encode("utf-8")).hexdigest()[:24]
 
     @property

@@ -6,6 +6,7 @@ The same figure gives the same bytes: no dates, no random identifiers.
 from __future__ import annotations
 
 import io
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,9 @@ def new_figure(
 def to_png(figure: Any, *, dpi: int = 120) -> bytes:
     """A figure as PNG."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # text of models has letters of any script
+        figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
     return buffer.getvalue()
 
 

@@ -12,7 +12,7 @@ from pictures import noise
 
 from ecokv_local import Engine, EvictionConfig
 from ecokv_local.budget import Budget
-from ecokv_local.errors import ContextFullError
+from ecokv_local.errors import ContextFullError, ImageError
 from ecokv_local.evaluate.answers import Answers, identity_of
 from ecokv_local.evaluate.branches import Reader
 from ecokv_local.evaluate.builtin import TASKS
@@ -100,6 +100,15 @@ def test_answers_are_those_of_a_session(smollm2_path: Path) -> None:
                 with_session.close()
                 assert reply.text == answer.text
                 assert reply.n_prompt == answer.n_prompt
+        reader.close()
+
+
+def test_no_image_is_dropped_without_a_projector(tiny_llama_path: Path) -> None:
+    with Engine(tiny_llama_path, threads=1, gpu_layers=0) as engine:
+        reader = Reader(engine, [FULL], 512)
+        with pytest.raises(ImageError, match="no projector"):
+            reader.answers(item())
+        assert reader.answers(item(pictures=0))
         reader.close()
 
 

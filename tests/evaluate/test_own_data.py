@@ -23,11 +23,11 @@ GOOD = {"image": "a.png", "question": "What?", "answers": ["red", "dark red"]}
 
 
 def test_all_fields(tmp_path: Path) -> None:
-    more = {"images": ["a.png", "b.png"], "question": "Q", "answer": 42, "metric": "relaxed"}
+    more = {"images": ["a.png", "b.png"], "question": "Q", "answer": 41.5, "metric": "relaxed"}
     more |= {"text": "Before.", "kind": "sum", "id": "x7", "max_tokens": 9}
     first, second = load_items(file_of(tmp_path, GOOD, "", more))
     assert first.images() == (tmp_path / "a.png",) and first.score("Dark red.") == 1
-    assert second.answers == ("42",) and second.score("43") == 1
+    assert second.answers == ("41.5",) and second.score("42") == 1
     assert (second.text, second.kind, second.max_tokens) == ("Before.", "sum", 9)
     assert "x7" in second.name and "line 3" in second.name
 

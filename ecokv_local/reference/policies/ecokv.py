@@ -12,7 +12,7 @@ from ecokv_local.reference.measure import F64
 from ecokv_local.reference.steps import Config, Head, mean, over_mean, pool, redundancy_cos, scaled
 
 
-def _importance(x: F64, head: Head, config: Config) -> F64:
+def importance(x: F64, head: Head, config: Config) -> F64:
     """Step 2, with the option ``value_norm``; ``x`` is the attention, or the score of a host."""
     if config.value_norm == "mul":
         x = x * head.value_norm
@@ -23,7 +23,7 @@ def _importance(x: F64, head: Head, config: Config) -> F64:
     return x
 
 
-def _diversity(e: F64, e_ok: bool, c: F64, c_ok: bool, config: Config) -> F64:
+def diversity(e: F64, e_ok: bool, c: F64, c_ok: bool, config: Config) -> F64:
     """Step 5: far from the centroid or in another direction; one metric alone where the other is
     mute.
     """
@@ -39,7 +39,7 @@ def _diversity(e: F64, e_ok: bool, c: F64, c_ok: bool, config: Config) -> F64:
     return 1 - (1 - e) ** (2 * lam) * (1 - c) ** (2 * (1 - lam))
 
 
-def _head_weight(e: F64, e_ok: bool, c_ok: bool, head: Head, config: Config) -> float:
+def head_weight(e: F64, e_ok: bool, c_ok: bool, head: Head, config: Config) -> float:
     """Step 6: how redundant the head is."""
     if not isinstance(config.head_weight, str):
         return float(config.head_weight)
@@ -56,9 +56,9 @@ def score_with(x: F64, head: Head, config: Config) -> F64:
     rms = float(np.sqrt(mean(head.key_norm**2, head.ok)))
     c, c_ok = scaled(head.key_cos, head.ok, 1e-6)
     e, e_ok = scaled(head.key_euc, head.ok, 1e-3 * rms)
-    diversity = over_mean(_diversity(e, e_ok, c, c_ok, config), head.ok)
-    weight = _head_weight(e, e_ok, c_ok, head, config)
-    return weight * diversity + (1 - weight) * _importance(x, head, config)
+    different = over_mean(diversity(e, e_ok, c, c_ok, config), head.ok)
+    weight = head_weight(e, e_ok, c_ok, head, config)
+    return weight * different + (1 - weight) * importance(x, head, config)
 
 
 def score(head: Head, config: Config) -> F64:
