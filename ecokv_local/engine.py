@@ -186,6 +186,11 @@ class Engine:
         return type_number(self.cache_type_k), type_number(self.cache_type_v)
 
     @property
+    def gpu_layers(self) -> int:
+        """Layers that were to go to a GPU; -1 is all of them."""
+        return self._gpu_layers
+
+    @property
     def on_host(self) -> bool:
         """Whether the model runs on the cores of this machine alone."""
         from ecokv_local import native

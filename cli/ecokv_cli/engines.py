@@ -42,7 +42,6 @@ def open_engine(settings: Settings, progress: Any, **fixed: Any) -> Engine:
         model,
         mmproj,
         verbose=settings.get("verbose", False),
-        **fixed,
         **settings.given(
             lora="lora",
             n_batch="batch_size",
@@ -53,7 +52,8 @@ def open_engine(settings: Settings, progress: Any, **fixed: Any) -> Engine:
             cache_type_k="cache_type_k",
             cache_type_v="cache_type_v",
             image_max_tokens="image_max_tokens",
-        ),
+        )
+        | fixed,
     )
 
 

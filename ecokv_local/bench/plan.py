@@ -1,27 +1,39 @@
-"""Which caches are measured, and what a measured one is."""
+"""Which caches are measured: depths, policies, budgets, and the short prompts beside them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from statistics import fmean, median, stdev
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING
 
 from ecokv_local.budget import Budget
 from ecokv_local.config import EvictionConfig
-from ecokv_local.errors import UsageError
+from ecokv_local.errors import ModelError, UsageError
 from ecokv_local.evaluate.variants import Policy
+from ecokv_local.memory import kv_bytes
+
+if TYPE_CHECKING:
+    from ecokv_local.engine import Engine
+
+DEPTHS = (512, 1024, 4096)
+BUDGETS = (Budget.parse(128), Budget.parse(512))
+POLICIES = ("ecokv",)
+#: Tokens that every repetition decodes before the clock runs, and while it does.
+N_WARM = 4
+N_DECODE = 32
 
 
 @dataclass(frozen=True)
 class Case:
     """A cache of ``depth`` tokens, all of them or evicted to a budget; ``stock`` is measured with
-    unpatched libraries.
+    unpatched libraries. ``pairs`` is what the budget comes to, 0 if that is not known beforehand.
     """
 
     depth: int
     policy: Policy | None = None
     budget: Budget | None = None
+    pairs: int = 0
     stock: bool = False
 
     @property
@@ -31,125 +43,107 @@ class Case:
             return EvictionConfig()
         return replace(self.policy.config, budget=self.budget)
 
+    @property
+    def short(self) -> Case | None:
+        """The full cache of a prompt as long as the budget, if the depth is more than that."""
+        return Case(self.pairs) if 0 < self.pairs < self.depth else None
+
 
 @dataclass(frozen=True)
-class Row:
-    """One case, measured. Speeds are of decoding, mean and standard deviation over repetitions;
-    ``prefill_tokens_per_s`` is of one reading of the whole depth. Ratios are medians over the
-    repetitions: to the full cache of the same depth, to the full cache of a prompt as long as the
-    budget, and to the unpatched libraries; None where there is nothing to compare with.
+class Plan:
+    """What is measured, and what the user has to know about it."""
+
+    cases: tuple[Case, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def prepare(
+    engine: Engine,
+    depths: Sequence[int] | None = None,
+    policies: Sequence[Policy] | None = None,
+    budgets: Sequence[Budget] | None = None,
+    *,
+    stock: bool = False,
+) -> Plan:
+    """What is asked for, on this model; what was not asked for is made to fit, with a warning.
+
+    Raises UsageError for depths beyond the context and for doubles, BudgetError for a budget that
+    is too small, and ModelError if budgets are asked for and the memory cannot be evicted.
     """
-
-    cache: str
-    policy: str
-    budget: str
-    depth: int
-    n_kept: int
-    prefill_tokens_per_s: float
-    features_ms: float
-    plan_ms: float
-    apply_ms: float
-    decode_tokens_per_s: float
-    decode_sd: float
-    repetitions: int
-    kv_bytes: int
-    kv_ratio: float | None = None
-    decode_over_full: float | None = None
-    decode_over_short: float | None = None
-    decode_over_stock: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON and CSV."""
-        return asdict(self)
-
-
-@dataclass
-class Measured:
-    """A case while it is measured."""
-
-    case: Case
-    n_kept: int = 0
-    kv_bytes: int = 0
-    features_ms: float = 0.0
-    plan_ms: float = 0.0
-    apply_ms: float = 0.0
-    speeds: tuple[float, ...] = ()
+    warnings: list[str] = []
+    if depths is None:
+        depths = _fitting(engine.n_ctx_train, warnings)
+    for depth in depths:
+        _check_depth(depth, engine.n_ctx_train)
+    if budgets is None:
+        try:
+            _check_evictable(engine)
+            budgets = BUDGETS
+        except ModelError as error:
+            warnings.append(f"the full cache alone is measured: {error.message}")
+            budgets = ()
+    elif budgets:
+        _check_evictable(engine)
+    if policies is None:
+        policies = [Policy.parse(name) for name in POLICIES]
+    row_bytes = kv_bytes(engine.meta, 1, *engine.cache_types)
+    return Plan(cases(depths, policies, budgets, row_bytes, stock=stock), tuple(warnings))
 
 
 def cases(
     depths: Sequence[int],
     policies: Sequence[Policy],
     budgets: Sequence[Budget],
+    row_bytes: int = 0,
     *,
     stock: bool = False,
-) -> list[Case]:
+) -> tuple[Case, ...]:
     """Every depth in full, and evicted by every policy to every budget; the short prompts that the
-    budgets are compared with. Raises UsageError for doubles and BudgetError as ``EvictionConfig``.
+    budgets are held against. ``row_bytes`` are those of a row over all layers, 0 if not known.
+
+    Raises UsageError for doubles and BudgetError as ``EvictionConfig``.
     """
     for name, values in (("depth", depths), ("policy", policies), ("budget", budgets)):
         if len(set(values)) < len(values):
             raise UsageError(f"a {name} is asked for twice", hint="name each one once")
-    found = [Case(depth) for depth in depths]
-    for policy in policies if budgets else ():
-        for budget in budgets:
-            found += [Case(depth, policy, budget) for depth in depths]
-    short = {int(b.value) for b in budgets if b.unit == "pairs"}
-    found += [Case(n) for n in sorted(short) if n not in depths]
-    if stock:
-        found += [Case(depth, stock=True) for depth in depths]
-    for case in found:
-        if case.config.enabled:
-            case.config.pairs(case.depth, 1 << 10)  # refused before anything is read
-    return sorted(found, key=lambda c: (c.stock, c.policy is not None, c.depth))
+    evicted = []
+    for policy, budget, depth in product(policies, budgets, depths):
+        case = Case(depth, policy, budget)
+        known = budget.unit != "bytes" or row_bytes > 0
+        evicted.append(replace(case, pairs=case.config.pairs(depth, row_bytes) if known else 0))
+    whole = {Case(depth) for depth in depths} | {case.short for case in evicted if case.short}
+    unpatched = [Case(depth, stock=True) for depth in depths] if stock else []
+    return (*sorted(whole, key=lambda case: case.depth), *evicted, *unpatched)
 
 
-def rows(measured: Sequence[Measured], prefill: dict[int, float], cache: str) -> list[Row]:
-    """Rows with their ratios; cases without a repetition are left out."""
-    whole = {m.case: m for m in measured if m.speeds}
-    return [_row(m, whole, prefill, cache) for m in whole.values()]
+def cache_pairs(keys: Sequence[str] | None, values: Sequence[str] | None) -> list[tuple[str, str]]:
+    """Types of K and of V, each with each; f16 where nothing is said."""
+    return list(product(keys or ["f16"], values or ["f16"]))
 
 
-def _row(m: Measured, whole: dict[Case, Measured], prefill: dict[int, float], cache: str) -> Row:
-    case = m.case
-    full = whole.get(Case(case.depth))
-    short = stock = None
-    if case.budget is not None and case.budget.unit == "pairs":
-        short = whole.get(Case(int(case.budget.value)))
-    if not case.stock:
-        stock = whole.get(Case(case.depth, stock=True))
-    return Row(
-        cache=cache,
-        policy=_name(case),
-        budget="-" if case.budget is None else str(case.budget),
-        depth=case.depth,
-        n_kept=m.n_kept,
-        prefill_tokens_per_s=round(prefill.get(case.depth, 0.0), 2),
-        features_ms=round(m.features_ms, 3),
-        plan_ms=round(m.plan_ms, 3),
-        apply_ms=round(m.apply_ms, 3),
-        decode_tokens_per_s=round(fmean(m.speeds), 2),
-        decode_sd=round(stdev(m.speeds), 2) if len(m.speeds) > 1 else 0.0,
-        repetitions=len(m.speeds),
-        kv_bytes=m.kv_bytes,
-        kv_ratio=None if full is None or not full.kv_bytes else _round(m.kv_bytes / full.kv_bytes),
-        decode_over_full=_ratio(m, full),
-        decode_over_short=_ratio(m, short),
-        decode_over_stock=_ratio(m, stock),
-    )
+def _fitting(n_ctx_train: int, warnings: list[str]) -> list[int]:
+    """Those of the usual depths that the model was trained for, or else the deepest it was."""
+    fit = [depth for depth in DEPTHS if depth <= n_ctx_train] or [n_ctx_train]
+    if len(fit) < len(DEPTHS):
+        left_out = ", ".join(str(depth) for depth in DEPTHS if depth not in fit)
+        warnings.append(
+            f"depth {left_out} is left out: the model was trained for {n_ctx_train} positions"
+        )
+    return fit
 
 
-def _name(case: Case) -> str:
-    if case.policy is not None:
-        return case.policy.label
-    return "stock" if case.stock else "full"
+def _check_depth(depth: int, n_ctx_train: int) -> None:
+    if not 1 <= depth <= n_ctx_train:
+        raise UsageError(
+            f"--depths {depth}: the model was trained for {n_ctx_train} positions",
+            hint=f"use depths from 1 to {n_ctx_train}",
+        )
 
 
-def _ratio(m: Measured, base: Measured | None) -> float | None:
-    """Median over the repetitions, which took turns."""
-    if base is None or base is m:
-        return None
-    return _round(median(a / b for a, b in zip(m.speeds, base.speeds, strict=False)))
-
-
-def _round(value: float) -> float:
-    return round(value, 4)
+def _check_evictable(engine: Engine) -> None:
+    """Raises ModelError with the reason if the memory of the model cannot be evicted."""
+    context = engine.context(min(256, engine.n_ctx_train))
+    try:
+        context.enable(1)
+    finally:
+        context.close()
