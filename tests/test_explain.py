@@ -13,11 +13,12 @@ from pictures import noise
 
 from ecokv_local import Engine
 from ecokv_local.budget import Budget
-from ecokv_local.errors import EcokvError, UsageError
+from ecokv_local.errors import EcokvError, ModelError, UsageError
 from ecokv_local.evaluate.variants import Policy
 from ecokv_local.explain import page, trace
-from ecokv_local.explain.layout import _padded
+from ecokv_local.explain.layout import _padded, _Part, _shown
 from ecokv_local.explain.reading import Explanation, explain
+from ecokv_local.images import ImageInput
 
 pytest.importorskip("matplotlib")
 
@@ -51,6 +52,46 @@ def test_rows_and_what_they_stand_for(found: Explanation) -> None:
     ranks = np.arange(len(found.tokens), dtype=float)
     assert second.grid(ranks)[1, 2] == second.first + 8
     assert list(found.positions) == list(range(len(found.tokens)))
+
+
+def test_pictures_that_are_cut_into_tiles(
+    tiny_tiles_path: Path, tiny_idefics3_mmproj_path: Path
+) -> None:
+    """Every tile over its own part of its own picture, the whole picture last."""
+    images = [noise(1, (128, 128)), noise(2, (100, 50)), noise(1, (128, 128))]
+    paths = (tiny_tiles_path, tiny_idefics3_mmproj_path)
+    with Engine(*paths, threads=1, gpu_layers=0) as engine:
+        found = explain(engine, "What is it?", images, policy=POLICY, budgets=BUDGETS, max_tokens=1)
+    first, second, third = found.pictures[:5], found.pictures[5:8], found.pictures[8:]
+    pixels, other = np.asarray(images[0]), np.asarray(images[1])
+    for square in (first, third):
+        assert len(square) == 5
+        np.testing.assert_array_equal(square[1].pixels, pixels[:64, 64:])
+        np.testing.assert_array_equal(square[2].pixels, pixels[64:, :64])
+        np.testing.assert_array_equal(square[4].pixels, pixels)
+    np.testing.assert_array_equal(second[1].pixels, other[:, 50:])  # two tiles in one row
+    np.testing.assert_array_equal(second[2].pixels, other)
+    assert first[1].name.endswith("part 2 of 5") and first[4].name.endswith("whole")
+    assert {(p.columns, p.rows) for p in found.pictures} == {(2, 2)}
+    starts = [p.first for p in found.pictures]
+    assert [found.tokens[start].picture for start in starts] == list(range(13))
+
+
+def test_a_model_without_the_marks_of_tiles(
+    tiny_llama_path: Path, tiny_idefics3_mmproj_path: Path
+) -> None:
+    with (
+        Engine(tiny_llama_path, tiny_idefics3_mmproj_path, threads=1, gpu_layers=0) as engine,
+        pytest.raises(ModelError, match="no token for a mark"),
+    ):
+        explain(engine, "What?", [noise(1)], policy=POLICY, budgets=BUDGETS, max_tokens=1)
+
+
+def test_parts_of_a_picture_that_are_not_known_are_grey() -> None:
+    image = ImageInput.of(noise(1)).load()
+    name, pixels = _shown(None, _Part(image, 1, 3), 4, 2)
+    assert name.endswith("part 2 of 3") and pixels.shape == (16, 32, 3)
+    assert (pixels == 128).all()
 
 
 def test_a_picture_stands_in_the_middle_of_what_the_model_saw() -> None:
@@ -135,6 +176,20 @@ def test_the_page_is_whole_and_offline(found: Explanation, tmp_path: Path) -> No
     assert checker.tags.count("section") == 2 and checker.tags.count("script") == 1
     assert "&lt;b&gt;" in text and "What <b>is" not in text
     assert 'max="1"' in text
+
+
+def test_pictures_of_an_earlier_prompt_go(
+    found: Explanation, engine: Engine, tmp_path: Path
+) -> None:
+    page.save(found, tmp_path)
+    (tmp_path / "picture-of-mine.png").write_text("x")
+    one = explain(engine, "What?", [noise(1)], policy=POLICY, budgets=BUDGETS[1:], max_tokens=1)
+    paths = page.save(one, tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([*paths, tmp_path / "picture-of-mine.png"])
+
+
+def test_a_page_is_small(found: Explanation, tmp_path: Path) -> None:
+    assert page.save(found, tmp_path)[0].stat().st_size < 5e6
 
 
 def test_a_text_alone(engine: Engine, tmp_path: Path) -> None:

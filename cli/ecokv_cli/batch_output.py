@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from ecokv_cli import tables
 from ecokv_cli.errors import OK, SOME_FAILED
-from ecokv_cli.output import Output, is_terminal, visible
+from ecokv_cli.output import INTERVAL, Output, is_terminal, visible
 
 if TYPE_CHECKING:
     from ecokv_local.caption import Batch, Result
     from ecokv_local.caption.estimate import Estimate
 
-#: Seconds between two lines where there is no terminal.
-INTERVAL = 10.0
 #: Failures that the summary lists; the manifest has all of them.
 LISTED = 50
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
@@ -15,6 +16,8 @@ _VISIBLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 del _VISIBLE[ord("\n")], _VISIBLE[ord("\t")]
 
 _PART = 4096
+#: Seconds between lines of progress in a log.
+INTERVAL = 10.0
 RED, YELLOW, DIM = "31", "33", "2"
 
 
@@ -36,6 +39,7 @@ class Output:
         self._column = 0
         self._spinner: Any = None
         self._said: set[str] = set()
+        self._told = time.monotonic()
         for file in (sys.stdout, sys.stderr):
             _never_fail_on_characters(file)
 
@@ -113,6 +117,14 @@ class Output:
             self._say(visible(text))
         elif is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb":
             self._spin(visible(text))
+
+    def progress(self, text: str) -> None:
+        """As ``status``, for long work: in a log there is a line of it now and then."""
+        self.status(text)
+        logged = not (self.quiet or self.verbose or is_terminal(sys.stderr))
+        if logged and time.monotonic() - self._told >= INTERVAL:
+            self._told = time.monotonic()
+            self._say(visible(text))
 
     def still(self) -> None:
         """Take the spinner away."""

@@ -11,6 +11,7 @@ import hashlib
 import os
 import stat
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 #: What the names of unfinished files end with.
@@ -61,8 +62,9 @@ def remove_unfinished(path: str | Path) -> None:
         return
 
 
-def replace_file(path: str | Path, data: bytes) -> None:
+def replace_file(path: str | Path, data: bytes | Iterable[bytes]) -> None:
     """Give ``path`` the content ``data``, durably; on any failure the old file is as it was.
+    Large content may come in pieces.
 
     A link is followed, and the permissions of an old file are kept. Raises OSError.
     """
@@ -74,7 +76,8 @@ def replace_file(path: str | Path, data: bytes) -> None:
         handle = os.open(temporary, flags, 0o666)
         try:
             _keep_permissions(target, handle)
-            write_all(handle, data)
+            for piece in (data,) if isinstance(data, bytes) else data:
+                write_all(handle, piece)
             flush(handle)
         finally:
             os.close(handle)

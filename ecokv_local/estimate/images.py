@@ -31,6 +31,19 @@ def image_grid(
     return None if grid is None else grid(mmproj, width, height, most)
 
 
+def tile_grid(mmproj: GgufMeta, width: int, height: int) -> tuple[int, int] | None:
+    """Columns and rows of the tiles that a picture is stretched over and cut into, row by row, the
+    whole picture behind them. None for projectors that do it otherwise, or not at all.
+    """
+    longest, tile = _number(mmproj, "preproc_image_size", 0), _number(mmproj, "image_size", 0)
+    if mmproj.projector_type != "idefics3" or not longest or not tile:
+        return None
+    scale = longest / max(width, height)
+    even = (int(n * scale) + int(n * scale) % 2 for n in (width, height))
+    columns, rows = (-(-n // tile) for n in even)
+    return columns, rows
+
+
 def _number(mmproj: GgufMeta, key: str, default: int) -> int:
     value = mmproj.fields.get(f"clip.vision.{key}")
     return value if isinstance(value, int) and value > 0 else default

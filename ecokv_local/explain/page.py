@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from ecokv_local.explain.reading import Cut, Explanation
 from ecokv_local.report import Page, to_png
 from ecokv_local.report.figure import write
 
+_DRAWN = re.compile(r"overview\.png|picture-\d+-(maps|layers|heads)\.png")
 _STYLE = """
 .cut{display:none}.cut.on{display:block}
 .tokens{font-family:ui-monospace,monospace;line-height:2;white-space:pre-wrap}
@@ -105,7 +107,9 @@ def _head_table(result: Page, found: Explanation) -> None:
 
 
 def save(found: Explanation, folder: str | Path) -> list[Path]:
-    """Write the page and the pictures; returns their paths. Raises EcokvError."""
+    """Write the page and the pictures, and remove those of an earlier prompt with more of them;
+    returns their paths. Raises EcokvError.
+    """
     folder = Path(folder)
     pages = [folder / "explain.html"]
     page(found).save(pages[0])
@@ -119,4 +123,7 @@ def save(found: Explanation, folder: str | Path) -> list[Path]:
         drawn[f"picture-{i}-heads.png"] = pictures.by_head(found, middle, picture)
     for name, figure in drawn.items():
         write(folder / name, to_png(figure))
+    for old in folder.iterdir():
+        if _DRAWN.fullmatch(old.name) and old.name not in drawn:
+            old.unlink()
     return [*pages, *(folder / name for name in drawn)]

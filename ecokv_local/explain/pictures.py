@@ -15,6 +15,7 @@ from ecokv_local.explain.reading import Cut, Explanation
 from ecokv_local.report import new_figure
 
 _MAP = "viridis"
+_ALPHA = 0.35  # of the colour over the picture
 
 
 def kept_share(cut: Cut) -> F64:
@@ -48,9 +49,15 @@ def _top(pictures: Sequence[Picture], cuts: Sequence[Cut]) -> float:
 
 
 def _bar(figure: Any, image: Any, axes: Any) -> None:
+    """The scale as it looks on a white patch of a picture."""
     from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap
 
-    scale = ScalarMappable(norm=image.norm, cmap=image.cmap)
+    values = np.linspace(0, 1, 256)
+    white = np.full((1, 256, 3), 255.0)
+    under = _lit(white, values[None])[0] / 255
+    colours = _ALPHA * image.cmap(values)[:, :3] + (1 - _ALPHA) * under
+    scale = ScalarMappable(norm=image.norm, cmap=ListedColormap(colours))
     figure.colorbar(scale, ax=axes, shrink=0.8, extend="max", label="share of heads that kept it")
 
 
@@ -74,24 +81,26 @@ def _title(axis: Any, what: str, answer: str) -> None:
 
 
 def overlay(axis: Any, picture: Picture, values: F64, *, top: float = 1.0) -> Any:
-    """A picture, darkened where values ``[rows, columns]`` are low; small ones are told apart
-    better than large ones.
-    """
+    """A picture, darkened where values ``[rows, columns]`` are low; full light from ``top`` on."""
     height, width, _ = picture.pixels.shape
-    grey = picture.pixels.mean(axis=2, keepdims=True)
-    light = _spread(np.clip(values / top, 0, 1), height, width)[..., None]
-    shown = (0.25 * grey + 0.1 * picture.pixels) * (1 - light) + picture.pixels * light
+    shown = _lit(picture.pixels, _spread(np.clip(values / top, 0, 1), height, width))
     axis.imshow(shown.astype(np.uint8), extent=(0, picture.columns, picture.rows, 0))
     image = axis.imshow(
         values,
         cmap=_MAP,
         vmin=0,
         vmax=top,
-        alpha=0.35,
+        alpha=_ALPHA,
         extent=(0, picture.columns, picture.rows, 0),
     )
     _bare(axis)
     return image
+
+
+def _lit(pixels: npt.NDArray[Any], light: F64) -> F64:
+    """Pixels ``[h, w, 3]`` in a light ``[h, w]`` from 0 to 1: dark and nearly grey at 0."""
+    grey, light = pixels.mean(axis=2, keepdims=True), light[..., None]
+    return np.asarray((0.25 * grey + 0.1 * pixels) * (1 - light) + pixels * light)
 
 
 def _norm(top: float) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from ecokv_local.report.figure import write
 
 _FEATURES = ("attn", "key_norm", "key_cos", "key_euc", "value_norm")
 _DIGITS = 7
+_AT_ONCE = 4096  # lines
 
 
 def lines(found: Explanation) -> Iterator[dict[str, Any]]:
@@ -44,5 +46,11 @@ def _number(value: Any) -> float | None:
 
 def save(found: Explanation, path: str | Path) -> None:
     """Write the trace; an old file is replaced whole or stays. Raises EcokvError."""
-    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines(found))
-    write(path, text.encode("utf-8"))
+    write(path, _pieces(found))
+
+
+def _pieces(found: Explanation) -> Iterator[bytes]:
+    rows = lines(found)
+    while piece := list(islice(rows, _AT_ONCE)):
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in piece)
+        yield text.encode("utf-8")

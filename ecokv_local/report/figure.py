@@ -5,8 +5,11 @@ The same figure gives the same bytes: no dates, no random identifiers.
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +87,8 @@ def save_png(figure: Any, path: str | Path, *, dpi: int = 120) -> None:
     write(path, to_png(figure, dpi=dpi))
 
 
-def write(path: str | Path, data: bytes) -> None:
-    """Write a file, making its folder; an old file is replaced whole or stays.
+def write(path: str | Path, data: bytes | Iterable[bytes]) -> None:
+    """Write a file, in pieces if wanted, making its folder; an old file is replaced whole or stays.
 
     Raises EcokvError with the path where that cannot be done.
     """
@@ -93,7 +96,31 @@ def write(path: str | Path, data: bytes) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, data)
     except OSError as error:
-        raise EcokvError(
-            f"{path}: cannot be written: {error.strerror or error}",
-            hint="choose another place, or make room",
-        ) from error
+        raise _no_place(path, error) from error
+
+
+def require_place(path: str | Path | None, *, folder: bool = False) -> None:
+    """Make sure that a file, or files in a folder, can be written there: before the work, not after
+    it. Makes the folder. Raises EcokvError with the path; None is no place, and fine.
+    """
+    if path is None:
+        return
+    path = Path(path)
+    place = path if folder else path.parent
+    try:
+        if place.exists() and not place.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        place.mkdir(parents=True, exist_ok=True)
+        if not folder and path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _no_place(path, error) from error
+
+
+def _no_place(path: str | Path, error: OSError) -> EcokvError:
+    return EcokvError(
+        f"{path}: cannot be written: {error.strerror or error}",
+        hint="choose another place, or make room",
+    )

@@ -83,7 +83,7 @@ def test_wrong_flags(ecokv, flags, isolated, more, code, told):
     result = ecokv(*flags, *more)
     assert result.code == code, result.err
     assert told in result.err and "Traceback" not in result.err
-    assert (result.out == "") == (code != 1)  # a picture that fails costs no rows
+    assert result.out == ""  # told before anything is measured
 
 
 def test_a_recurrent_model(ecokv, tiny_mamba_path):

@@ -47,6 +47,7 @@ def test_files_and_answers(ecokv, flags, isolated):
         (("-a", "none.png"), 1, "none.png"),
         (("-o", "file/x"), 1, "file"),
         (("--trace", "file/t.jsonl"), 1, "t.jsonl"),
+        (("--trace", "."), 1, "directory"),
     ],
 )
 def test_wrong_input(ecokv, flags, isolated, more, code, told):
@@ -54,6 +55,14 @@ def test_wrong_input(ecokv, flags, isolated, more, code, told):
     result = ecokv(*flags, *more)
     assert result.code == code, result.err
     assert told in result.err and "Traceback" not in result.err
+    if "--trace" in more:
+        assert not list(isolated.glob("ecokv-explain/*"))  # told before the work, not after it
+
+
+def test_a_recurrent_model(ecokv, isolated, tiny_mamba_path):
+    result = ecokv("explain", "-m", tiny_mamba_path, "-ngl", 0, "-p", "What is it? " * 9)
+    assert result.code == 4, result.err
+    assert "recurrent" in result.err and "Traceback" not in result.err
 
 
 def test_no_prompt_and_no_projector(ecokv, isolated, tiny_llama_path):

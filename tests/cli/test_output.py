@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from fakes import Reply
 
+from ecokv_cli.output import Output
 from ecokv_local import errors
 
 TRICKY = "[/x] [bold] [link=a]b[/] \\[c] :smile: {d} %s"
@@ -78,3 +79,18 @@ def test_undecodable_file_names(ecokv, engine):
     result = ecokv("chat", "-p", "Hi", "-a", "\udcff.png")
     assert result.code == 1 and "\\udcff.png" in result.err
     assert ecokv("chat", "-p", "Hi", "-a", "\udcff.png", "--json").code == 1
+
+
+@pytest.mark.parametrize("tty", [False, True])
+def test_long_work_tells_a_log_where_it_is(capsys, monkeypatch, tty):
+    """A line every ten seconds where nobody sees a spinner; none with --quiet."""
+    monkeypatch.setattr("ecokv_cli.output.is_terminal", lambda stream: tty)
+    monkeypatch.setenv("TERM", "dumb")
+    clock = iter([0.0, 1.0, 12.0, 12.0, 13.0, 0.0])
+    monkeypatch.setattr("ecokv_cli.output.time.monotonic", lambda: next(clock))
+    out = Output()
+    for i in range(3):
+        out.progress(f"[{i}]")
+    assert capsys.readouterr().err == ("" if tty else "[1]\n")
+    Output(quiet=True).progress("x")
+    assert capsys.readouterr().err == ""

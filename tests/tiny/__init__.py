@@ -5,13 +5,15 @@ with them and runs every kind of layer. The same arguments give the same file, b
 """
 
 from .language import tiny_gemma3, tiny_llama, tiny_mamba, tiny_qwen2vl
-from .vision import tiny_gemma3_mmproj, tiny_mmproj, tiny_qwen2vl_mmproj
-from .vocab import CHATML
+from .vision import tiny_gemma3_mmproj, tiny_idefics3_mmproj, tiny_mmproj, tiny_qwen2vl_mmproj
+from .vocab import CHATML, TILES
 
 __all__ = [
     "CHATML",
+    "TILES",
     "tiny_gemma3",
     "tiny_gemma3_mmproj",
+    "tiny_idefics3_mmproj",
     "tiny_llama",
     "tiny_mamba",
     "tiny_mmproj",

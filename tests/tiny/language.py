@@ -23,6 +23,7 @@ def _attention_model(
     chat_template: str | None,
     bias: bool = False,
     extra_norms: bool = False,
+    more_tokens: tuple[str, ...] = (),
 ) -> None:
     writer = weights.writer
     writer.add_context_length(n_ctx)
@@ -36,7 +37,7 @@ def _attention_model(
     writer.add_rope_dimension_count(HEAD_DIM)
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(RMS_EPS)
-    n_vocab = add_vocab(writer, chat_template)
+    n_vocab = add_vocab(writer, chat_template, more_tokens)
     writer.add_vocab_size(n_vocab)
     weights.matrix("token_embd.weight", n_vocab, n_embd, n_embd**0.5)
     weights.matrix("output.weight", n_vocab, n_embd, 2.0)
@@ -73,8 +74,9 @@ def tiny_llama(
     n_ctx: int = 8192,
     chat_template: str | None = CHATML,
     seed: int = 1,
+    more_tokens: tuple[str, ...] = (),
 ) -> Path:
-    """Plain RoPE and grouped queries; width 64 x ``n_head``."""
+    """Plain RoPE and grouped queries; width 64 x ``n_head``. ``more_tokens`` are control tokens."""
     _attention_model(
         Weights(path, "llama", "tiny-llama", seed),
         n_embd=HEAD_DIM * n_head,
@@ -84,6 +86,7 @@ def tiny_llama(
         n_ff=n_ff,
         n_ctx=n_ctx,
         chat_template=chat_template,
+        more_tokens=more_tokens,
     )
     return path
 

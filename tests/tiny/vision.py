@@ -1,4 +1,6 @@
-"""Projectors: llava and Gemma 3 towers of fixed size, and a Qwen2-VL tower of any size."""
+"""Projectors: llava and Gemma 3 towers of fixed size, a Qwen2-VL tower of any size, and a tower as
+of Idefics 3 that cuts pictures into tiles.
+"""
 
 from __future__ import annotations
 
@@ -101,5 +103,24 @@ def tiny_gemma3_mmproj(path: Path, *, n_embd: int = 256, n_layer: int = 1, seed:
     _blocks(weights, n_layer)
     weights.matrix("mm.input_projection.weight", WIDTH, n_embd)
     weights.norm("mm.soft_emb_norm", WIDTH)
+    weights.save()
+    return path
+
+
+def tiny_idefics3_mmproj(
+    path: Path, *, n_embd: int = 256, n_layer: int = 1, seed: int = 14
+) -> Path:
+    """An Idefics 3 (SmolVLM) tower: tiles of 64 x 64 of a picture of 128, 4 tokens each, and the
+    whole picture after them.
+    """
+    weights = Weights(path, "clip", "tiny-idefics3-mmproj", seed)
+    _keys(weights, "idefics3", image_size=64, patch=16, n_embd=n_embd, n_layer=n_layer)
+    weights.writer.add_uint32("clip.vision.projector.scale_factor", 2)
+    weights.writer.add_uint32("clip.vision.preproc_image_size", 128)
+    weights.kernel("v.patch_embd.weight", WIDTH, 16)
+    weights.vector("v.patch_embd.bias", WIDTH)
+    weights.vector("v.position_embd.weight", 16, WIDTH, deviation=0.5)
+    _blocks(weights, n_layer)
+    weights.matrix("mm.model.fc.weight", n_embd, 4 * WIDTH)
     weights.save()
     return path

@@ -21,6 +21,8 @@ CONTROL = (
     "<start_of_image>",
     "<end_of_image>",
 )
+#: Those of a model whose pictures are cut into tiles.
+TILES = ("\n\n", "<fake_token_around_image>", "<global-img>")
 
 
 def byte_letters() -> list[str]:
@@ -35,11 +37,14 @@ def tokens() -> list[str]:
     return [*byte_letters(), *(merge.replace(" ", "") for merge in MERGES), *CONTROL]
 
 
-def add_vocab(writer: gguf.GGUFWriter, chat_template: str | None) -> int:
-    """Write the vocabulary; its size."""
-    texts = tokens()
-    n_normal = len(texts) - len(CONTROL)
-    types = [gguf.TokenType.NORMAL] * n_normal + [gguf.TokenType.CONTROL] * len(CONTROL)
+def add_vocab(
+    writer: gguf.GGUFWriter, chat_template: str | None, more: tuple[str, ...] = ()
+) -> int:
+    """Write the vocabulary, with ``more`` control tokens at its end; its size."""
+    texts = [*tokens(), *more]
+    n_control = len(CONTROL) + len(more)
+    n_normal = len(texts) - n_control
+    types = [gguf.TokenType.NORMAL] * n_normal + [gguf.TokenType.CONTROL] * n_control
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(texts)

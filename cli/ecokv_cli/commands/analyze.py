@@ -55,13 +55,14 @@ def run(settings: Settings, out: Output, prompt: str | None) -> int:
     from ecokv_local.analyze.reading import analyze
     from ecokv_local.budget import Budget
     from ecokv_local.evaluate.variants import Policy
-    from ecokv_local.report import require_report
+    from ecokv_local.report import require_place, require_report
 
     require_report()
     own = _own(settings, out, prompt)
     policies = settings.get("policies") or [Policy.parse(name) for name in _POLICIES]
     budgets = settings.get("budgets") or [Budget.parse(b) for b in ("5%", "10%", "20%", "50%")]
     n_ctx = settings.get("ctx_size")
+    require_place(settings.get("output", _FOLDER), folder=True)
     out.status("loading the model")
     with Interrupts(), engines.open_engine(settings, out.status) as engine:
         found = analyze(
@@ -70,7 +71,7 @@ def run(settings: Settings, out: Output, prompt: str | None) -> int:
             policies,
             budgets,
             n_ctx=engine.n_ctx_train if n_ctx == 0 else n_ctx,
-            progress=out.status,
+            progress=out.progress,
         )
     out.status("drawing")
     paths = report.save(found, settings.get("output", _FOLDER))

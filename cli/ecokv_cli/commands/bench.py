@@ -34,10 +34,13 @@ EPILOG = "The columns are explained in docs/bench.md."
 def run(settings: Settings, out: Output, argument: None) -> int:
     """Measure; returns the exit code."""
     types = _cache_types(settings)
-    if any(settings.get(name) is not None for name in ("plot", "html")):
-        from ecokv_local.report import require_report
+    places = [settings.get(name) for name in ("plot", "html") if settings.get(name) is not None]
+    if places:
+        from ecokv_local.report import require_place, require_report
 
         require_report()
+        for place in places:
+            require_place(place)
     found: list[Row] = []
     try:
         with Interrupts(lambda: None) as interrupts:
@@ -89,7 +92,7 @@ def _measure(
             plan.cases,
             repetitions=settings.get("repetitions", 5),
             stock=settings.get("compare_stock"),
-            progress=lambda text: out.status(f"{key}/{value}: {text}"),
+            progress=lambda text: out.progress(f"{key}/{value}: {text}"),
             stopped=lambda: interrupts.pressed,
         )
 

@@ -74,7 +74,7 @@ def run(settings: Settings, out: Output, files: list[str] | None) -> int:
             lambda engine: [*own, *_made(settings, engine, own)],
             plan,
             folder,
-            progress=out.status,
+            progress=out.progress,
             stopped=lambda: interrupts.pressed,
         )
     paths = suite.save(found, plan, folder, f"Answer quality of {_model(settings)}")

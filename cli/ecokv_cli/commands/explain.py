@@ -56,9 +56,10 @@ def run(settings: Settings, out: Output, prompt: str | None) -> int:
     from ecokv_local.evaluate.variants import Policy
     from ecokv_local.explain import page, trace
     from ecokv_local.explain.reading import explain
-    from ecokv_local.report import require_report
+    from ecokv_local.report import require_place, require_report
 
     require_report()
+    folder, rows = settings.get("output", _FOLDER), settings.get("trace")
     given = inputs.gather(settings, prompt, out)
     if given.prompt is None:
         raise usage("there is no prompt to explain", "give -p TEXT, or pipe the prompt in")
@@ -66,6 +67,8 @@ def run(settings: Settings, out: Output, prompt: str | None) -> int:
     policy = Policy(config.policy, config)
     if config.policy == "none":
         raise usage("policy none evicts nothing: there is nothing to explain", "name another one")
+    require_place(folder, folder=True)
+    require_place(rows)
     out.status("loading the model")
     with Interrupts(), engines.open_engine(settings, out.status) as engine:
         n_ctx = settings.get("ctx_size")
@@ -81,10 +84,10 @@ def run(settings: Settings, out: Output, prompt: str | None) -> int:
             progress=out.status,
         )
     out.status("drawing")
-    paths = page.save(found, settings.get("output", _FOLDER))
-    if settings.get("trace") is not None:
-        trace.save(found, settings.get("trace"))
-        paths.append(Path(settings.get("trace")))
+    paths = page.save(found, folder)
+    if rows is not None:
+        trace.save(found, rows)
+        paths.append(Path(rows))
     out.still()
     _show(found, out, paths)
     return OK
