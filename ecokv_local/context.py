@@ -24,6 +24,9 @@ from ecokv_local.config import (
 from ecokv_local.errors import EcokvError, MemoryLimitError, StateError, UsageError
 from ecokv_local.groups import Group, Span, before, groups_of
 
+#: More than any context has: the cache begins whole, and no budget of the environment applies.
+_ALL_CELLS = 2**31 - 2**12
+
 
 class Mark(NamedTuple):
     """The end of a sequence: its next position, its rows, and the tokens that were read."""
@@ -161,10 +164,8 @@ class Context:
         native.log.take()
         native.log.flash_attn = None
         self._ptr: Any
-        if params.n_first is None:
-            self._ptr = llama.llama_init_from_model(model, p)
-        else:
-            self._ptr = native.lib.llama_ecokv_init_from_model(model, p, params.n_first)
+        n_first = _ALL_CELLS if params.n_first is None else params.n_first
+        self._ptr = native.lib.llama_ecokv_init_from_model(model, p, n_first)
         if not self._ptr:
             raise _no_context(params.n_cells, native.log.take())
         self.params = params

@@ -220,9 +220,14 @@ LLAMA_API int32_t llama_ecokv_get_shape   (struct llama_context * ctx, struct ll
 LLAMA_API int32_t llama_ecokv_get_counters(struct llama_context * ctx, struct llama_ecokv_counters * counters, int32_t n_max); // returns n_layer
 LLAMA_API int64_t llama_ecokv_ring_bytes  (struct llama_context * ctx);
 
-// llama_init_from_model, but caches of full attention begin with n_cells cells for each sequence, rounded up to a multiple of 256,
-// and grow with llama_ecokv_resize up to the context size: that is what params say, and RoPE factors follow it. for memories that
-// llama_ecokv_enable takes
+// programs that do not call any of this run within a budget, unchanged, if the environment says so when llama_init_from_model is
+// called: LLAMA_ECOKV_BUDGET (KV pairs), and if wanted LLAMA_ECOKV_POLICY and LLAMA_ECOKV_SLACK. the cache begins with budget + slack
+// cells; a sequence that would get more is evicted before a decode, and the cache grows by what a batch needs beyond that. a context
+// that cannot be evicted is not made. llama_ecokv_enable on such a context ends it: then the program evicts
+
+// llama_init_from_model without regard to the environment; caches of full attention begin with n_cells cells for each sequence,
+// rounded up to a multiple of 256, and grow with llama_ecokv_resize up to the context size: that is what params say, and RoPE
+// factors follow it. fewer than all of them only for memories that llama_ecokv_enable takes
 LLAMA_API struct llama_context * llama_ecokv_init_from_model(struct llama_model * model, struct llama_context_params params, int32_t n_cells);
 
 // another number of cells per stream (rounded up to a multiple of 256): new buffers, the rows are copied, the old ones are freed.

@@ -13,6 +13,8 @@ class  llama_kv_cache;
 class  llama_kv_cache_context;
 class  llama_io_read_i;
 class  llama_io_write_i;
+struct llama_context;
+struct llama_batch_ext;
 
 struct llama_ecokv_access; // friend of the patched classes: all access to their private members goes through it
 struct llama_ecokv_store;  // what eviction keeps beside a cache: the query ring and the state of each sequence
@@ -73,3 +75,13 @@ bool llama_ecokv_can_shift(const llama_ecokv_store * store, llama_seq_id seq_id)
 // cells that a new cache begins with: kv_size, unless the context was asked to begin with fewer. a sliding window (n_swa > 0) has
 // a size of its own
 uint32_t llama_ecokv_initial_size(uint32_t kv_size, uint32_t n_swa);
+
+// a context was made: eviction begins where the environment asks for it. throws with the reason if it cannot
+void llama_ecokv_on_create(llama_context * ctx);
+
+// a batch will be decoded: with a budget of the environment, its sequences are evicted and the cache gets room for it
+void llama_ecokv_on_decode(llama_context * ctx, const llama_batch_ext & batch);
+
+// with a budget of the environment, the lowest position that an evicted sequence can be rolled back to: what programs ask for
+// before they use a common prefix again. 0: nothing to say
+llama_pos llama_ecokv_pos_min(const llama_ecokv_store * store, llama_seq_id seq_id);

@@ -1,5 +1,6 @@
 #include "ecokv-resize.h"
 
+#include "ecokv-auto.h"
 #include "ecokv-hooks.h"
 #include "ecokv-mask.h"
 
@@ -14,6 +15,10 @@
 
 // as upstream pads a context, and the number of cells that a graph looks at: n_kv stays what it would have been
 static const uint32_t PAD_CELLS = 256;
+
+uint32_t ecokv_pad_cells(uint32_t n_cells) {
+    return GGML_PAD(n_cells, PAD_CELLS);
+}
 
 // rows left out in front: attention kernels of a GPU prefer whole tiles, a CPU does not care
 static const uint32_t PAD_OFFSET_HOST = 32;
@@ -166,8 +171,12 @@ int32_t llama_ecokv_resize(llama_context * ctx, int32_t n_cells) {
     }
 }
 
-// of the context that this thread is making, 0 for all
+// of the context that this thread is making, 0: nothing was said
 static thread_local uint32_t initial_cells = 0;
+
+uint32_t ecokv_initial_cells() {
+    return initial_cells;
+}
 
 llama_context * llama_ecokv_init_from_model(llama_model * model, llama_context_params params, int32_t n_cells) {
     if (n_cells < 1 || n_cells > INT32_MAX - (int32_t) PAD_CELLS) {
@@ -218,7 +227,14 @@ int32_t ecokv_make_whole(llama_kv_cache & kv) {
 }
 
 uint32_t llama_ecokv_initial_size(uint32_t kv_size, uint32_t n_swa) {
-    return initial_cells == 0 || n_swa > 0 ? kv_size : std::min(kv_size, initial_cells);
+    if (n_swa > 0) {
+        return kv_size;
+    }
+    if (initial_cells > 0) {
+        return std::min(kv_size, initial_cells);
+    }
+    ecokv_auto wanted;
+    return ecokv_auto_read(wanted) ? std::min(kv_size, ecokv_pad_cells(wanted.config.budget + wanted.slack)) : kv_size;
 }
 
 bool llama_ecokv_on_prepare(llama_kv_cache * kv) {

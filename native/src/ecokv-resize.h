@@ -7,6 +7,12 @@
 
 struct llm_graph_context;
 
+// a number of cells that a cache may have
+uint32_t ecokv_pad_cells(uint32_t n_cells);
+
+// cells that the context which this thread is making shall begin with, 0: nothing was said
+uint32_t ecokv_initial_cells();
+
 // cells that layer i does not hold; its row 0 is the cell of that number
 uint32_t ecokv_offset(const llama_ecokv_store & store, int32_t layer);
 

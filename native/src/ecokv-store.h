@@ -4,6 +4,8 @@
 
 #include "llama-ecokv.h"
 
+#include "ecokv-auto.h"
+
 #include "ggml-cpp.h"
 
 #include <cstdint>
@@ -59,6 +61,8 @@ struct llama_ecokv_store {
     const llama_kv_cache * owner = nullptr; // the evictable cache; a sliding-window sibling shares the store for its guards
 
     llama_ecokv_params params = {};
+
+    std::unique_ptr<ecokv_auto> automatic; // null: the program evicts
 
     uint32_t n_seq  = 0;
     uint32_t n_ring = 0; // slots per sequence: window + rollback

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
+import numpy as np
+
 from .vocab import CHATML, add_vocab
 from .weights import Weights
 
@@ -87,6 +90,31 @@ def tiny_llama(
         n_ctx=n_ctx,
         chat_template=chat_template,
         more_tokens=more_tokens,
+    )
+    return path
+
+
+def tiny_long(path: Path, scaling: str, *, n_ctx_orig: int = 512, seed: int = 5) -> Path:
+    """Trained for ``n_ctx_orig`` positions and stretched to 8192: ``longrope`` with factors of its
+    own for short and long contexts, or ``yarn``. Else as tiny-llama.
+    """
+    weights = Weights(path, "llama", f"tiny-{scaling}", seed)
+    weights.writer.add_rope_scaling_type(gguf.RopeScalingType(scaling))
+    weights.writer.add_rope_scaling_factor(8192 / n_ctx_orig)
+    weights.writer.add_rope_scaling_orig_ctx_len(n_ctx_orig)
+    if scaling == "longrope":
+        for name, last in (("short", 1.5), ("long", 12.0)):
+            factors = np.geomspace(1.0, last, HEAD_DIM // 2, dtype=np.float32)
+            weights.writer.add_tensor(f"rope_factors_{name}.weight", factors)
+    _attention_model(
+        weights,
+        n_embd=256,
+        n_layer=2,
+        n_head=4,
+        n_head_kv=2,
+        n_ff=384,
+        n_ctx=8192,
+        chat_template=CHATML,
     )
     return path
 
