@@ -6,6 +6,12 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
+
+#if defined(__linux__)
+#include <sys/resource.h>
+#include <unistd.h>
+#endif
 
 static const int N = 400; // tokens before an eviction
 
@@ -306,6 +312,44 @@ static void test_the_process_gets_smaller() {
     CHECK(breakdown(s) == bytes_of(s, 256));
 }
 
+// the new buffers cannot be had while the old ones are held: nothing is changed, and the old cache works
+static void test_no_memory_for_the_new_buffers() {
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
+    tiny_config shape;
+    shape.n_layer = 8;
+    tiny_model m(shape);
+    session_config c;
+    c.n_ctx = 65536;
+    session a(m, c);
+    session b(m, c);
+    for (session * s : { &a, &b }) {
+        s->decode(0, 500);
+        s->evict(config(LLAMA_ECOKV_POLICY_ECOKV, 300));
+    }
+    const int64_t bytes = breakdown(a);
+    const auto    pos   = a.pos();
+
+    long pages = 0;
+    FILE * f = fopen("/proc/self/statm", "r");
+    CHECK(f && fscanf(f, "%ld", &pages) == 1);
+    fclose(f);
+    rlimit before;
+    CHECK(getrlimit(RLIMIT_AS, &before) == 0);
+    rlimit tight = before;
+    tight.rlim_cur = (rlim_t) pages*sysconf(_SC_PAGESIZE) + 48*1024*1024; // the shrunk cache has 64 MiB
+    CHECK(setrlimit(RLIMIT_AS, &tight) == 0);
+    const int status = llama_ecokv_resize(a.ctx, 16384);
+    CHECK(setrlimit(RLIMIT_AS, &before) == 0);
+
+    CHECK(status == LLAMA_ECOKV_ERR_ALLOC);
+    CHECK(strlen(llama_ecokv_last_error()) > 0);
+    CHECK(breakdown(a) == bytes && a.pos() == pos && a.shape().n_cells == 65536);
+    CHECK(a.decode(500, 40) == b.decode(500, 40));
+    CHECK(llama_ecokv_resize(a.ctx, 16384) == 16384);
+    CHECK(a.decode(540, 1) == b.decode(540, 1));
+#endif
+}
+
 int main() {
     llama_backend_init();
     llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
@@ -320,6 +364,7 @@ int main() {
         test_pyramid_saves_memory(c);
     }
     test_the_process_gets_smaller();
+    test_no_memory_for_the_new_buffers();
     llama_backend_free();
     printf("resize: ok\n");
     return 0;
