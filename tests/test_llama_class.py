@@ -42,7 +42,9 @@ print(json.dumps(out))
 """
 
 
-def run(model: Path, steps: list[dict[str, Any]], **budget: str) -> subprocess.CompletedProcess[str]:
+def run(
+    model: Path, steps: list[dict[str, Any]], **budget: str
+) -> subprocess.CompletedProcess[str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith("LLAMA_ECOKV")}
     return subprocess.run(
         [sys.executable, "-c", WORKER],
