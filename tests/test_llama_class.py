@@ -67,7 +67,11 @@ def tokens(n: int, start: int = 0) -> list[int]:
     return [(start + i) * 7919 % 200 + 3 for i in range(n)]
 
 
-def test_it_stays_within_the_budget_and_the_next_prompt_is_right(tiny_llama_path: Path) -> None:
+@pytest.mark.parametrize("name", ["tiny_llama_path", "tiny_gemma3_path"])
+def test_it_stays_within_the_budget_and_the_next_prompt_is_right(
+    request: pytest.FixtureRequest, name: str
+) -> None:
+    model: Path = request.getfixturevalue(name)
     long, other = tokens(1500), tokens(90, start=5000)
     changed = [*long[:700], *tokens(200, start=9000)]  # a common prefix, part of it evicted
     steps = [
@@ -75,13 +79,13 @@ def test_it_stays_within_the_budget_and_the_next_prompt_is_right(tiny_llama_path
         {"do": "generate", "tokens": changed, "n": 10},
         {"do": "generate", "tokens": other, "n": 10},
     ]
-    within = outcome(tiny_llama_path, steps, LLAMA_ECOKV_BUDGET="128", LLAMA_ECOKV_SLACK="32")
-    full = outcome(tiny_llama_path, steps)
+    within = outcome(model, steps, LLAMA_ECOKV_BUDGET="128", LLAMA_ECOKV_SLACK="32")
+    full = outcome(model, steps)
     assert [step["rows"] is None for step in full] == [True] * 3
     assert all(step["rows"] <= 128 + 64 for step in within)
     assert all(step["kv"] * 16 == whole["kv"] for step, whole in zip(within, full, strict=True))
     # what was read in the place of the evicted one is what a fresh cache would read
-    fresh = outcome(tiny_llama_path, steps[1:2], LLAMA_ECOKV_BUDGET="128", LLAMA_ECOKV_SLACK="32")
+    fresh = outcome(model, steps[1:2], LLAMA_ECOKV_BUDGET="128", LLAMA_ECOKV_SLACK="32")
     assert within[1]["said"] == fresh[0]["said"]
     assert within[2]["said"] == full[2]["said"]  # it fits: nothing was evicted
     assert within[2]["rows"] == 90 + 9

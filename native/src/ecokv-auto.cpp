@@ -136,9 +136,9 @@ void llama_ecokv_on_decode(llama_context * ctx, const llama_batch_ext & batch) {
     make_room(ctx, *kv, *store->automatic, n_new);
 }
 
-llama_pos llama_ecokv_pos_min(const llama_ecokv_store * store, llama_seq_id seq_id) {
-    if (!store || !store->automatic || (uint32_t) seq_id >= store->n_seq) {
+llama_pos llama_ecokv_pos_min(const llama_ecokv_store * store, llama_seq_id seq_id, llama_pos pos_min) {
+    if (!store || !store->automatic || (uint32_t) seq_id >= store->n_seq || !store->seqs[seq_id].edited) {
         return 0;
     }
-    return store->seqs[seq_id].edited ? store->seqs[seq_id].safe_pos : 0;
+    return std::max(pos_min, store->seqs[seq_id].safe_pos); // of a sliding window it may be higher
 }

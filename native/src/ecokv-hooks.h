@@ -82,6 +82,6 @@ void llama_ecokv_on_create(llama_context * ctx);
 // a batch will be decoded: with a budget of the environment, its sequences are evicted and the cache gets room for it
 void llama_ecokv_on_decode(llama_context * ctx, const llama_batch_ext & batch);
 
-// with a budget of the environment, the lowest position that an evicted sequence can be rolled back to: what programs ask for
-// before they use a common prefix again. 0: nothing to say
-llama_pos llama_ecokv_pos_min(const llama_ecokv_store * store, llama_seq_id seq_id);
+// with a budget of the environment, the lowest position that an evicted sequence can be rolled back to, if pos_min is not higher:
+// what programs ask for before they use a common prefix again. 0: nothing to say
+llama_pos llama_ecokv_pos_min(const llama_ecokv_store * store, llama_seq_id seq_id, llama_pos pos_min);
